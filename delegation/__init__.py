@@ -1,0 +1,36 @@
+"""The library: it knows A2A and Redis, and imports neither Celery nor Flask.
+
+Records in Redis are the truth, decided by pure functions and written by one script per fact; a message is only a hint.
+"""
+
+from __future__ import annotations
+
+from delegation.errors import (
+    AgentError,
+    AgentTaskFailed,
+    CallerError,
+    ConfigurationError,
+    DelegationError,
+    OperatorError,
+    StoreUnavailable,
+    UnknownAgent,
+    UnknownDelegation,
+    UnknownWorkflow,
+    UnresolvedChildren,
+    UnsupportedExtensionError,
+)
+
+__all__ = [
+    "AgentError",
+    "AgentTaskFailed",
+    "CallerError",
+    "ConfigurationError",
+    "DelegationError",
+    "OperatorError",
+    "StoreUnavailable",
+    "UnknownAgent",
+    "UnknownDelegation",
+    "UnknownWorkflow",
+    "UnresolvedChildren",
+    "UnsupportedExtensionError",
+]

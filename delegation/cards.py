@@ -1,0 +1,274 @@
+"""Fetch an AgentCard and check it before anything else is sent to its agent.
+
+A card is hostile input (A2A spec sections 4.4 and 8): what it may decide is which of the agent's own, configured
+origins is spoken to, in which binding. Whatever we could not live up to is refused here, before the first message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from delegation.answers import TASK_ID, load_json, one_line
+from delegation.errors import AgentRefused, AnswerTooLarge, CallAmbiguous, UnsupportedExtensionError
+from delegation.origins import Origin, read_origin
+from delegation.outbound import GuardedTransport
+from delegation.replies import HTTP_JSON, JSONRPC, Question, explain_status, read_reply
+from delegation.settings import AgentSettings
+
+CARD_PATH = "/.well-known/agent-card.json"
+CARD_DEADLINE_S = 10.0
+#: Extensions this project implements: none yet.
+IMPLEMENTED_EXTENSIONS: frozenset[str] = frozenset()
+BINDINGS = (JSONRPC, HTTP_JSON)
+
+_VERSION_1_0 = re.compile(r"1\.0(\.\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skill:
+    id: str
+    name: str
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extension:
+    uri: str
+    required: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interface:
+    """Where and how the agent is spoken to."""
+
+    url: str
+    binding: str
+    protocol_version: str
+    tenant: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedCard:
+    """What a card says, after the checks. The texts are the agent's: never an instruction, never a path."""
+
+    name: str
+    description: str
+    version: str
+    interface: Interface
+    can_push: bool
+    can_stream: bool
+    skills: tuple[Skill, ...] = ()
+    extensions: tuple[Extension, ...] = ()
+    fetched_at: str = ""  #: RFC 3339, UTC
+    raw: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)
+
+    @property
+    def active_extensions(self) -> tuple[str, ...]:
+        return tuple(sorted({e.uri for e in self.extensions} & IMPLEMENTED_EXTENSIONS))
+
+
+def standard_headers(agent: AgentSettings, participant_id: str, *, extensions: tuple[str, ...] = ()) -> dict[str, str]:
+    """The headers of every call to `agent`, the card's included (spec section 3.6.1: A2A-Version on each request)."""
+    headers = {"Accept": "application/json", "User-Agent": "delegation"} | agent.headers
+    headers |= {"A2A-Version": "1.0", "X-Participant-Id": participant_id}
+    if extensions:
+        headers["A2A-Extensions"] = ",".join(extensions)
+    return headers
+
+
+def fetch_card(
+    agent: AgentSettings,
+    transport: GuardedTransport,
+    *,
+    participant_id: str,
+    max_bytes: int,
+    fetched_at: str = "",
+    deadline_s: float = CARD_DEADLINE_S,
+) -> CheckedCard:
+    """GET the card and check it.
+
+    Raises AgentRefused or UnsupportedExtensionError when the card, or its server, says no; AgentUnreachable,
+    AgentBusy or CallAmbiguous when it may be otherwise later.
+    """
+    return check_card(agent, _get_card(agent, transport, participant_id, max_bytes, deadline_s), fetched_at=fetched_at)
+
+
+def _get_card(
+    agent: AgentSettings, transport: GuardedTransport, participant_id: str, max_bytes: int, deadline_s: float
+) -> Any:
+    headers = standard_headers(agent, participant_id)
+    try:
+        answer = transport.get(agent.url + CARD_PATH, headers=headers, deadline_s=deadline_s, max_bytes=max_bytes)
+    except AnswerTooLarge as error:
+        raise AgentRefused(f"card_invalid: {error.detail}") from error
+    if 300 <= answer.status < 400:
+        raise AgentRefused(f"card: HTTP {answer.status}: a redirect, not followed; configure the url it leads to")
+    if answer.status == 200:
+        try:
+            return load_json(answer.body)
+        except CallAmbiguous as error:
+            raise AgentRefused(f"card_invalid: {error.detail}") from error
+    question = Question(method="card", binding=JSONRPC)
+    read_reply(question, answer.status, answer.headers, b"null")
+    raise explain_status(question, answer.status)
+
+
+def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> CheckedCard:
+    """The facts of a card that `agent`'s settings accept. Raises AgentRefused or UnsupportedExtensionError. Pure.
+
+    Lists and false values may be absent: proto3 JSON leaves them out.
+    """
+    if not isinstance(raw, dict):
+        raise _invalid("not a JSON object")
+    name, description, version = (_required_text(raw, key) for key in ("name", "description", "version"))
+    interfaces = _required(raw, "supportedInterfaces", list)
+    capabilities = _optional(raw, "capabilities", dict)
+    skills = tuple(_objects(raw, "skills"))
+    extensions = tuple(_read_extensions(capabilities))
+    _check_security(raw, skills)
+    _check_extensions(extensions)
+    _check_version(agent, version)
+    return CheckedCard(
+        name=name,
+        description=description,
+        version=version,
+        interface=choose_interface(agent, interfaces),
+        can_push=_flag(capabilities, "pushNotifications"),
+        can_stream=_flag(capabilities, "streaming"),
+        skills=tuple(_read_skill(skill) for skill in skills),
+        extensions=extensions,
+        fetched_at=fetched_at,
+        raw=raw,
+    )
+
+
+def choose_interface(agent: AgentSettings, interfaces: list[Any]) -> Interface:
+    """The first interface, in the agent's order of preference, that we speak and that lies within its origins."""
+    offers: list[str] = []
+    refusal: AgentRefused | None = None
+    for position, entry in enumerate(interfaces):
+        if not isinstance(entry, dict):
+            raise _invalid(f"supportedInterfaces[{position}] is not an object")
+        binding, version = entry.get("protocolBinding"), entry.get("protocolVersion")
+        offers.append(f"{binding} {version}")
+        if binding not in BINDINGS or not isinstance(version, str) or not _VERSION_1_0.fullmatch(version):
+            continue
+        try:
+            return _check_interface(agent, entry, f"supportedInterfaces[{position}]")
+        except AgentRefused as error:
+            refusal = refusal or error
+    spoken = ", ".join(f"{binding} 1.0" for binding in BINDINGS)
+    offered = one_line(", ".join(offers), 100) or "none"
+    raise refusal or AgentRefused(f"no_supported_interface: the card offers {offered}; we speak {spoken}")
+
+
+def _check_interface(agent: AgentSettings, entry: dict[str, Any], where: str) -> Interface:
+    url, tenant, binding = entry.get("url"), entry.get("tenant", ""), entry["protocolBinding"]
+    if not isinstance(url, str):
+        raise _invalid(f"{where}.url is missing")
+    try:
+        origin = read_origin(url)
+    except ValueError as error:
+        raise _invalid(f"{where}.url {error}") from None
+    if origin not in allowed_origins(agent):
+        raise AgentRefused(one_line(f"card_origin_refused: {where}.url is at {origin}, not among the agent's origins"))
+    if "#" in url or ("?" in url and binding == HTTP_JSON):
+        raise _invalid(f"{where}.url must not have a query or fragment")
+    if tenant and not (isinstance(tenant, str) and TASK_ID.fullmatch(tenant) and tenant not in (".", "..")):
+        raise _invalid(f"{where}.tenant is not usable in a path")  # the SDK puts it there unescaped
+    return Interface(url=url, binding=binding, protocol_version=entry["protocolVersion"], tenant=tenant or "")
+
+
+def allowed_origins(agent: AgentSettings) -> frozenset[Origin]:
+    """The origins that `agent` may be spoken to at: its URL's own and those the operator added."""
+    return frozenset(read_origin(url) for url in (agent.url, *agent.origins))
+
+
+def _check_security(raw: dict[str, Any], skills: tuple[dict[str, Any], ...]) -> None:
+    schemes = _optional(raw, "securitySchemes", dict)
+    if schemes:
+        raise UnsupportedExtensionError(f"card declares security schemes: {one_line(', '.join(schemes), 100)}")
+    for place, where in ((raw, "card"), *((skill, f"skill {_name(skill)}") for skill in skills)):
+        for key in ("securityRequirements", "security"):
+            if place.get(key):
+                raise UnsupportedExtensionError(f"{where} declares {key}")
+
+
+def _check_extensions(extensions: tuple[Extension, ...]) -> None:
+    required = [e.uri for e in extensions if e.required and e.uri not in IMPLEMENTED_EXTENSIONS]
+    if required:
+        raise UnsupportedExtensionError(f"extension_required: {one_line(', '.join(required))}")
+
+
+def _check_version(agent: AgentSettings, version: str) -> None:
+    if agent.version is None:
+        return
+    shown = one_line(version, 40)
+    try:
+        satisfied = SpecifierSet(agent.version).contains(Version(version), prereleases=True)
+    except InvalidVersion:
+        raise AgentRefused(f"card version {shown!r} cannot be compared with {agent.version}") from None
+    if not satisfied:
+        raise AgentRefused(f"card version {shown!r} does not satisfy {agent.version}")
+
+
+def _read_extensions(capabilities: dict[str, Any]) -> Iterator[Extension]:
+    for entry in _objects(capabilities, "extensions"):
+        uri = entry.get("uri")
+        if not isinstance(uri, str) or not uri:
+            raise _invalid("an extension without uri")
+        yield Extension(uri=uri, required=bool(entry.get("required")))
+
+
+def _read_skill(skill: dict[str, Any]) -> Skill:
+    texts = {key: skill[key] if isinstance(skill.get(key), str) else "" for key in ("id", "name", "description")}
+    return Skill(**texts)
+
+
+def _name(skill: dict[str, Any]) -> str:
+    return one_line(skill.get("id"), 40) or "without id"
+
+
+def _flag(owner: dict[str, Any], key: str) -> bool:
+    value = owner.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise _invalid(f"capabilities.{key} is not true or false")
+    return bool(value)
+
+
+def _objects(owner: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    entries = _optional(owner, key, list)
+    if not all(isinstance(entry, dict) for entry in entries):
+        raise _invalid(f"{key} holds something other than objects")
+    return list(entries)
+
+
+def _required_text(raw: dict[str, Any], key: str) -> str:
+    text: str = _required(raw, key, str)
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _required(raw: dict[str, Any], key: str, kind: type) -> Any:
+    if raw.get(key) in (None, "", []):
+        snake = re.sub(r"([A-Z])", r"_\1", key).lower()
+        raise _invalid(f"{key} missing" + (f" (found {snake})" if snake != key and snake in raw else ""))
+    return _optional(raw, key, kind)
+
+
+def _optional(owner: dict[str, Any], key: str, kind: type) -> Any:
+    value = owner.get(key)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise _invalid(f"{key} is not {'an object' if kind is dict else f'a {kind.__name__}'}")
+    return value
+
+
+def _invalid(reason: str) -> AgentRefused:
+    return AgentRefused(f"card_invalid: {reason}")

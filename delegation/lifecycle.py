@@ -1,0 +1,408 @@
+"""The story of a delegation: open, start_agent_task, wake, expire, clean_up, and what finalize hands on.
+
+Each step loads the record, lets ``decide.py`` say what should happen, makes at most one call (two where a push config
+is refused) under a lease, and writes the answer. Every step is safe to run twice, to lose, and to kill anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from delegation import decide
+from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
+from delegation.decide import Moment, StartAction
+from delegation.errors import (
+    AgentError,
+    AgentRefused,
+    AgentTaskNotFound,
+    AgentUnreachable,
+    AnswerTooLarge,
+    CallAmbiguous,
+    MethodNotOffered,
+    PushNotAccepted,
+    StaleWrite,
+    UnknownAgent,
+    UnsupportedExtensionError,
+)
+from delegation.failpoints import failpoint
+from delegation.state import Cause, Change, Delegation, Phase, Reason, Rules, Watch
+from delegation.store import Begun, Loaded, Settlement, Store
+from delegation.watch import CanHear, choose
+
+log = structlog.get_logger("delegation")
+
+
+class AgentCalls(Protocol):
+    """What the story asks of an agent (see client.py)."""
+
+    def send_message(
+        self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
+    ) -> AgentTask | AgentMessage: ...
+    def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask: ...
+    def find_task(self, context_id: ContextId, message_id: str, *, deadline_s: float) -> AgentTask | None: ...
+    def cancel_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask: ...
+    def delete_push_config(self, agent_task_id: AgentTaskId, config_id: str, *, deadline_s: float) -> None: ...
+
+
+class AgentConfig(Protocol):
+    """What the operator says about an agent."""
+
+    @property
+    def updates(self) -> str: ...
+    @property
+    def on_ambiguous_send(self) -> str: ...
+
+
+class Agents(Protocol):
+    """Where agents come from (see roster.py)."""
+
+    def config(self, agent: str) -> AgentConfig: ...
+    def card(self, agent: str) -> CanHear: ...
+    def client(self, agent: str) -> AgentCalls: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Aftermath:
+    """What the queue should hear of a step: nothing of it is needed, all of it is sooner than the sweeper."""
+
+    delegation: Delegation
+    settlement: Settlement | None = None
+    wake_now: bool = False
+
+
+class Lifecycle:
+    """One per process. ``rand`` gives numbers in [0, 1)."""
+
+    def __init__(
+        self,
+        store: Store,
+        agents: Agents,
+        *,
+        base_url: str | None,
+        rules: Rules,
+        rand: Callable[[], float] = random.random,
+    ) -> None:
+        self._store = store
+        self._agents = agents
+        self._base_url = base_url
+        self._rules = rules
+        self._rand = rand
+
+    # ------------------------------------------------------------ start
+
+    def start_agent_task(self, delegation_id: str) -> Aftermath | None:
+        """Send the brief, or find out what became of an earlier send. None when there was nothing to do."""
+        loaded = self._store.load(delegation_id)
+        delegation, action = loaded.delegation, decide.choose_start(loaded.delegation, self._moment(loaded))
+        if action is StartAction.NOTHING:
+            return None
+        if decide.is_poisoned(delegation, self._rules):
+            return self._give_up(loaded, delegation, Reason.POISONED, "every attempt to start it ended in a crash")
+        try:
+            agent = self._agents.client(delegation.agent)
+            watch = self._choose_watch(delegation.agent)
+        except (UnknownAgent, UnsupportedExtensionError, AgentRefused) as error:
+            reason = Reason.AGENT_REFUSED if action is StartAction.SEND else Reason.OUTCOME_UNKNOWN
+            return self._give_up(loaded, delegation, reason, str(error))
+        except AgentError as error:
+            if action is StartAction.LOOK_UP:
+                return self._write(delegation, self._look_up_failed(loaded, delegation, error), fenced=False)
+            return self._write(delegation, decide.not_started(delegation, error, self._moment(loaded)), fenced=False)
+        if action is StartAction.LOOK_UP:
+            return self._look_up(loaded, agent)
+        return self._send(loaded, agent, watch)
+
+    def _send(self, loaded: Loaded, agent: AgentCalls, watch: Watch) -> Aftermath | None:
+        token = secrets.token_urlsafe(32)
+        before = loaded.delegation
+        pushes = watch is Watch.PUSH
+        progress = replace(
+            before.progress,
+            intent_at=loaded.now(),
+            attempts=before.progress.attempts + 1,
+            watch=watch,
+            push_config=pushes,
+        )
+        digest = hashlib.sha256(token.encode()).hexdigest() if pushes else ""
+        intent = replace(before, phase=Phase.STARTING, push_digest=digest, progress=progress)
+        begun, delegation = self._store.begin(before, intent, counts=("sends",))
+        if begun is not Begun.BEGUN:
+            return None
+        failpoint("send.after_intent")
+        push = PushConfig(id=delegation.push_config_id, url=self._push_url(delegation), token=token) if pushes else None
+        before_answer = delegation
+        try:
+            try:
+                answer = agent.send_message(self._message(delegation), push=push, deadline_s=self._call_s(loaded))
+            except PushNotAccepted:
+                delegation = _without_push(delegation)
+                answer = agent.send_message(self._message(delegation), push=None, deadline_s=self._call_s(loaded))
+        except AgentError as error:
+            return self._send_failed(loaded, before_answer, delegation, error)
+        failpoint("send.after_call")
+        moment = self._moment(loaded)
+        if isinstance(answer, AgentMessage):
+            change = decide.answered_directly(delegation, answer, moment)
+        else:
+            change = decide.transition(delegation, answer, cause=Cause.SENT, moment=moment)
+        aftermath = self._write(before_answer, change, made=answer if isinstance(answer, AgentTask) else None)
+        failpoint("send.after_record")
+        return aftermath
+
+    def _send_failed(
+        self, loaded: Loaded, before: Delegation, delegation: Delegation, error: AgentError
+    ) -> Aftermath | None:
+        """By what is certain about the delivery (errors.py): refused, not sent, or perhaps sent."""
+        moment = self._moment(loaded)
+        log.info("delegation.send_failed", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
+        if isinstance(error, AgentRefused):
+            reset = replace(delegation, progress=replace(delegation.progress, intent_at=None, push_config=False))
+            change = decide.fail(reset, Reason.AGENT_REFUSED, error.detail, cause=Cause.SENT, moment=moment)
+        elif isinstance(error, CallAmbiguous):
+            change = decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
+        else:
+            change = decide.not_started(delegation, error, moment)
+        return self._write(before, change)
+
+    def _look_up(self, loaded: Loaded, agent: AgentCalls) -> Aftermath | None:
+        before = loaded.delegation
+        trying = replace(before, progress=replace(before.progress, attempts=before.progress.attempts + 1))
+        begun, delegation = self._store.begin(before, trying, counts=("look_ups",))
+        if begun is not Begun.BEGUN:
+            return None
+        try:
+            task = agent.find_task(
+                delegation.own_context_id, delegation.message_id, deadline_s=self._rules.call_deadline_s
+            )
+        except AgentError as error:
+            return self._write(delegation, self._look_up_failed(loaded, delegation, error))
+        moment = self._moment(loaded)
+        if task is None:
+            return self._write(delegation, decide.look_up_came_back_empty(delegation, moment))
+        change = decide.transition(delegation, task, cause=Cause.SENT, moment=moment)
+        return self._write(delegation, replace(change, counts=(*change.counts, "sends_reconciled")))
+
+    def _look_up_failed(self, loaded: Loaded, delegation: Delegation, error: AgentError) -> Change:
+        """Where the agent cannot be asked, the operator's word decides: send again, or give up with the truth."""
+        moment = self._moment(loaded)
+        since = delegation.progress.failing_since
+        keeps_failing = since is not None and moment.now - since >= self._rules.unavailable_after_s
+        if not isinstance(error, AgentRefused) and not keeps_failing:
+            return decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
+        if self._agents.config(delegation.agent).on_ambiguous_send == "resend":
+            return decide.forget_intent(delegation, moment)
+        detail = "the agent's answer to the message was lost, and it cannot be asked whether it has the task"
+        return decide.fail(delegation, Reason.OUTCOME_UNKNOWN, detail, cause=Cause.SENT, moment=moment)
+
+    # ------------------------------------------------------------ wake
+
+    def wake(self, delegation_id: str) -> Aftermath | None:
+        """Ask the agent how its task is, and apply that answer. None when there was nothing to do."""
+        loaded = self._store.load(delegation_id)
+        before = loaded.delegation
+        if before.phase is not Phase.WATCHING or decide.is_leased(before, loaded.now()):
+            return None
+        if before.fetched_at is not None and loaded.now() < before.fetched_at + self._rules.min_fetch_gap_s:
+            return None  # the message came twice
+        if decide.is_poisoned(before, self._rules):
+            return self._give_up(loaded, before, Reason.POISONED, "every attempt to fetch it ended in a crash")
+        cause = _cause_of_look(before)
+        try:
+            agent = self._agents.client(before.agent)
+        except AgentError as error:
+            postponed = decide.postpone(before, error, cause=cause, moment=self._moment(loaded))
+            return self._write(before, postponed, fenced=False)
+        except UnknownAgent as error:
+            return self._give_up(loaded, before, Reason.AGENT_REFUSED, str(error))
+        progress = replace(before.progress, attempts=before.progress.attempts + 1)
+        fetching = replace(before, heard="", fetched_at=loaded.now(), progress=progress)
+        begun, delegation = self._store.begin(before, fetching, counts=("fetches",))
+        if begun is not Begun.BEGUN:
+            return None
+        failpoint("fetch.before_call")
+        change = self._fetch(loaded, delegation, agent, cause)
+        failpoint("apply.before")
+        aftermath = self._write(delegation, change)
+        failpoint("apply.after")
+        return aftermath
+
+    def _fetch(self, loaded: Loaded, delegation: Delegation, agent: AgentCalls, cause: Cause) -> Change:
+        agent_task_id = delegation.progress.agent_task_id
+        assert agent_task_id is not None  # WATCHING implies it
+        try:
+            task = agent.get_task(agent_task_id, deadline_s=self._rules.call_deadline_s)
+        except AgentTaskNotFound:
+            return decide.task_not_found(delegation, cause=cause, moment=self._moment(loaded))
+        except AnswerTooLarge as error:
+            abandoned = replace(delegation, progress=replace(delegation.progress, abandoned=True))
+            return decide.fail(abandoned, Reason.TOO_LARGE, error.detail, cause=cause, moment=self._moment(loaded))
+        except AgentError as error:
+            return decide.postpone(delegation, error, cause=cause, moment=self._moment(loaded))
+        failpoint("fetch.after_call")
+        return decide.transition(delegation, task, cause=cause, moment=self._moment(loaded))
+
+    # ------------------------------------------------------------ end
+
+    def expire(self, delegation_id: str) -> Aftermath | None:
+        """The deadline has passed: end it, whoever holds the lease. Needs no agent."""
+        while True:
+            loaded = self._store.load(delegation_id)
+            delegation = loaded.delegation
+            deadline_at = delegation.timers.deadline_at
+            if delegation.phase.is_settled or deadline_at is None or loaded.now() < deadline_at:
+                return None
+            change = decide.expire(delegation, self._moment(loaded))
+            try:
+                settlement = self._store.settle(delegation, change, overriding=True)
+            except StaleWrite:
+                continue  # a step wrote in between; it may even have settled it
+            return self._settled(change, settlement)
+
+    def clean_up(self, delegation_id: str) -> None:
+        """Remove what a settled delegation left at the agent: a task nobody wants, our push config. Never urgent."""
+        loaded = self._store.load(delegation_id)
+        before = loaded.delegation
+        if not before.phase.is_settled or before.timers.cleanup_at is None:
+            return
+        try:
+            agent = self._agents.client(before.agent)
+        except (AgentError, UnknownAgent):
+            self._try_save(before, decide.left_for_later(before, self._moment(loaded)), fenced=False)
+            return
+        begun, delegation = self._store.begin(before, before, counts=("clean_ups",))
+        if begun is not Begun.BEGUN:
+            return
+        try:
+            self._remove_leftovers(delegation, agent)
+        except (AgentUnreachable, CallAmbiguous, AgentError):
+            self._try_save(delegation, decide.left_for_later(delegation, self._moment(loaded)))
+            return
+        self._try_save(delegation, decide.cleaned_up(delegation))
+
+    def _remove_leftovers(self, delegation: Delegation, agent: AgentCalls) -> None:
+        """A refusal is as good as done: the task has ended, or the config is not there (S12)."""
+        agent_task_id = delegation.progress.agent_task_id
+        assert agent_task_id is not None
+        call_s = self._rules.call_deadline_s / 2
+        if delegation.progress.abandoned:
+            _unless_refused(lambda: agent.cancel_task(agent_task_id, deadline_s=call_s))
+        failpoint("cfg.before_delete")
+        if delegation.progress.push_config:
+            config_id = delegation.push_config_id
+            _unless_refused(lambda: agent.delete_push_config(agent_task_id, config_id, deadline_s=call_s))
+
+    # ------------------------------------------------------------ writing
+
+    def _write(
+        self, before: Delegation, change: Change, *, fenced: bool = True, made: AgentTask | None = None
+    ) -> Aftermath | None:
+        """Store what was decided. If somebody else moved on meanwhile, cancel the agent task we made for nothing."""
+        try:
+            if change.outcome:
+                return self._settled(change, self._store.settle(before, change, overriding=not fenced))
+            wake_now = self._store.save(before, change, fenced=fenced)
+        except StaleWrite:
+            log.info("delegation.write_refused", delegation_id=before.id, agent=before.agent)
+            if made is not None:
+                self._cancel_orphan(before, made)
+            return None
+        for entry in change.history:
+            log.info(
+                "delegation.changed",
+                delegation_id=before.id,
+                workflow_id=before.workflow_id,
+                agent=before.agent,
+                phase=change.after.phase,
+                state=entry.state,
+                cause=entry.cause,
+            )
+        return Aftermath(delegation=change.after, wake_now=wake_now)
+
+    def _try_save(self, before: Delegation, change: Change, *, fenced: bool = True) -> None:
+        try:
+            self._store.save(before, change, fenced=fenced)
+        except StaleWrite:
+            log.info("delegation.write_refused", delegation_id=before.id, agent=before.agent)
+
+    def _give_up(self, loaded: Loaded, delegation: Delegation, reason: Reason, detail: str) -> Aftermath | None:
+        cause = Cause.SENT if delegation.progress.agent_task_id is None else Cause.SWEEP
+        change = decide.fail(delegation, reason, detail, cause=cause, moment=self._moment(loaded))
+        return self._write(delegation, change, fenced=False)
+
+    def _settled(self, change: Change, settlement: Settlement) -> Aftermath:
+        after = change.after
+        if settlement.settled and change.outcome:
+            log.info(
+                "delegation.settled",
+                delegation_id=after.id,
+                workflow_id=after.workflow_id,
+                agent=after.agent,
+                state=change.outcome.state,
+                reason=change.outcome.reason,
+                released=settlement.release_id,
+            )
+        return Aftermath(delegation=after, settlement=settlement)
+
+    def _cancel_orphan(self, delegation: Delegation, made: AgentTask) -> None:
+        """Best effort: the record decided without this agent task, so nobody will ever look at it."""
+        if self._store.load(delegation.id).delegation.progress.agent_task_id == made.id:
+            return
+        try:
+            self._agents.client(delegation.agent).cancel_task(made.id, deadline_s=self._rules.call_deadline_s)
+            self._store.count("orphans_cancelled")
+        except AgentError as error:
+            log.warning("delegation.orphan_left", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
+
+    # ------------------------------------------------------------ small things
+
+    def _moment(self, loaded: Loaded) -> Moment:
+        return Moment(now=loaded.now(), rules=self._rules, rand=self._rand())
+
+    def _call_s(self, loaded: Loaded) -> float:
+        """What is left for a call so that its answer can still be written under the lease."""
+        used = loaded.now() - loaded.read_at
+        return max(1.0, min(self._rules.call_deadline_s, self._rules.lease_s - self._rules.lease_margin_s / 3 - used))
+
+    def _choose_watch(self, agent: str) -> Watch:
+        return choose(self._agents.config(agent).updates, self._agents.card(agent), base_url=self._base_url)
+
+    def _push_url(self, delegation: Delegation) -> str:
+        return f"{self._base_url}/a2a/push/{delegation.id}"
+
+    @staticmethod
+    def _message(delegation: Delegation) -> OutgoingMessage:
+        texts, data = decide.read_inputs(delegation.brief)
+        return OutgoingMessage(
+            message_id=delegation.message_id,
+            context_id=delegation.own_context_id,
+            text=delegation.brief.text,
+            extra_texts=texts,
+            data=data,
+            metadata={"participant_id": delegation.participant_id},
+        )
+
+
+def _without_push(delegation: Delegation) -> Delegation:
+    progress = replace(delegation.progress, watch=Watch.POLL, push_config=False)
+    return replace(delegation, push_digest="", progress=progress)
+
+
+def _cause_of_look(delegation: Delegation) -> Cause:
+    """Why we look: a push asked for it, or the clock did, as the watch or as the safety net behind one."""
+    if delegation.heard == "push":
+        return Cause.PUSH
+    return Cause.SWEEP if delegation.progress.watch is Watch.PUSH else Cause.POLL
+
+
+def _unless_refused(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except (AgentRefused, MethodNotOffered):
+        return

@@ -1,0 +1,346 @@
+"""The guarded way out: one HTTP exchange with one agent, within its origins, a byte cap and a deadline.
+
+The SDK's client is async. Nothing in a call has to suspend if the I/O beneath is synchronous, so
+:class:`GuardedTransport` does it over httpcore's synchronous pool and :func:`drive` runs a coroutine in one step.
+No event loop, nothing to fork, no cancellation that could leak a connection.
+
+Only this module opens sockets to agents. It raises our errors alone, by what is certain: nothing was sent
+(`AgentUnreachable`), we refused to send (`AgentRefused`), or it may have happened (`CallAmbiguous`).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import httpcore
+import httpx
+
+from delegation.errors import AgentRefused, AgentUnreachable, AnswerTooLarge, CallAmbiguous
+from delegation.origins import Origin, origin_of, read_origin, refused_address, resolve
+
+#: A black-holed address must not hold a worker for the whole call.
+CONNECT_AT_MOST_S = 10.0
+#: Twice the threads of a recommended worker: the pool is never what a call waits for.
+MAX_CONNECTIONS = 64
+#: Below the 5 s after which uvicorn and node close an idle connection, so that we rarely write to a closing one.
+KEEPALIVE_S = 4.0
+_OURS = frozenset({b"accept-encoding", b"cookie", b"content-length", b"transfer-encoding"})
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    """One request and its answer: the limits going in, what happened coming out.
+
+    ``stand_in`` is handed to the SDK in place of the answer: what the agent said is read from ``body`` by us,
+    so the SDK need not parse it and cannot lose it. ``edit_body`` has the last word on the request's bytes.
+    """
+
+    deadline_at: float  #: on the monotonic clock
+    max_bytes: int
+    stand_in: bytes | None = None
+    edit_body: Callable[[bytes], bytes] | None = None
+    request_body: bytes = b""
+    sent: int = 0  #: bytes of the request the socket has taken
+    status: int = 0  #: 0: no answer yet
+    headers: Mapping[str, str] = field(default_factory=dict)  #: of the answer, names in lower case
+    body: bytes = b""
+
+    def seconds_left(self) -> float:
+        """Seconds until the deadline; raises once there are none, so every wait is bounded by it."""
+        left = self.deadline_at - time.monotonic()
+        if left <= 0:
+            raise httpcore.ReadTimeout("deadline")
+        return left
+
+
+_exchange: ContextVar[Exchange] = ContextVar("_exchange")
+
+
+@contextmanager
+def exchanging(exchange: Exchange) -> Iterator[Exchange]:
+    """Every request of this thread within the block is `exchange`."""
+    token = _exchange.set(exchange)
+    try:
+        yield exchange
+    finally:
+        _exchange.reset(token)
+
+
+def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends. One that does is a RuntimeError, never a hang."""
+    try:
+        coroutine.send(None)
+    except StopIteration as finished:
+        value: T = finished.value
+        return value
+    coroutine.close()
+    raise RuntimeError("a coroutine suspended where nothing can resume it")
+
+
+class GuardedTransport(httpx.AsyncBaseTransport):
+    """All connections of one process to one agent. Threads share it; after a fork it starts afresh."""
+
+    def __init__(self, origins: Iterable[str | Origin], *, max_connections: int = MAX_CONNECTIONS) -> None:
+        self.origins = frozenset(o if isinstance(o, Origin) else read_origin(o) for o in origins)
+        self._max_connections = max_connections
+        # By process id: a forked child must not write to its parent's sockets, nor wait for its parent's locks.
+        self._pools: dict[int, httpcore.ConnectionPool] = {}
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """For the SDK. Sends within the current :class:`Exchange`; never suspends."""
+        exchange = _exchange.get()
+        content = await request.aread()
+        self._send(request.method, request.url, request.headers.raw, content, exchange)
+        if exchange.stand_in is not None:
+            return httpx.Response(200, content=exchange.stand_in, request=request)
+        return httpx.Response(exchange.status, content=exchange.body, request=request)
+
+    def get(self, url: str, *, headers: Mapping[str, str], deadline_s: float, max_bytes: int) -> Exchange:
+        """One plain GET under the same guards."""
+        exchange = Exchange(deadline_at=time.monotonic() + deadline_s, max_bytes=max_bytes)
+        with exchanging(exchange):
+            self._send("GET", httpx.URL(url), _framed(url, headers), b"", exchange)
+        return exchange
+
+    def close(self) -> None:
+        """Close this process's connections. The transport can be used again afterwards."""
+        pool = self._pools.pop(os.getpid(), None)
+        if pool is not None:
+            pool.close()
+
+    @property
+    def connections(self) -> int:
+        """Connections open or opening in this process."""
+        pool = self._pools.get(os.getpid())
+        return len(pool.connections) if pool else 0
+
+    async def aclose(self) -> None:
+        self.close()
+
+    def _send(
+        self, method: str, url: httpx.URL, headers: list[tuple[bytes, bytes]], content: bytes, exchange: Exchange
+    ) -> None:
+        if origin_of(url) not in self.origins:
+            raise AgentRefused(f"not an allowed origin of this agent: {origin_of(url)}"[:200])
+        if exchange.edit_body is not None:
+            content = exchange.edit_body(content)
+        exchange.request_body = content
+        try:
+            self._exchange(_build(method, url, headers, content, exchange), exchange)
+        except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.RemoteProtocolError, OSError) as error:
+            raise _explain(error, exchange) from error
+        except (httpcore.LocalProtocolError, httpcore.UnsupportedProtocol) as error:
+            outcome = CallAmbiguous if exchange.sent else AgentRefused
+            raise outcome(f"the request cannot be sent: {error}"[:200]) from error
+
+    def _exchange(self, request: httpcore.Request, exchange: Exchange) -> None:
+        response = self._pool().handle_request(request)
+        try:
+            headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
+            _check_framing(headers, exchange.max_bytes)
+            exchange.body = _read_capped(response, exchange)
+            exchange.headers = headers
+            exchange.status = response.status
+        finally:
+            response.close()  # after a body not read to its end, this closes the connection as well
+
+    def _pool(self) -> httpcore.ConnectionPool:
+        pid = os.getpid()
+        pool = self._pools.get(pid)
+        if pool is None:
+            pool = self._pools.setdefault(pid, self._new_pool())
+            for other in [key for key in self._pools if key != pid]:
+                del self._pools[other]
+        return pool
+
+    def _new_pool(self) -> httpcore.ConnectionPool:
+        return httpcore.ConnectionPool(
+            ssl_context=_tls() if any(origin.scheme == "https" for origin in self.origins) else None,
+            max_connections=self._max_connections,
+            max_keepalive_connections=self._max_connections,
+            keepalive_expiry=KEEPALIVE_S,
+            network_backend=_Backend(),
+        )
+
+
+def _framed(url: str, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return httpx.Request("GET", url, headers=dict(headers)).headers.raw
+
+
+def _build(
+    method: str, url: httpx.URL, headers: list[tuple[bytes, bytes]], content: bytes, exchange: Exchange
+) -> httpcore.Request:
+    kept = [(name, value) for name, value in headers if name.lower() not in _OURS]
+    kept.append((b"Accept-Encoding", b"identity"))
+    if content or method not in ("GET", "DELETE"):
+        kept.append((b"Content-Length", str(len(content)).encode()))
+    return httpcore.Request(
+        method,
+        httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+        headers=kept,
+        content=content,
+        extensions={"timeout": {"pool": exchange.seconds_left()}},
+    )
+
+
+def _check_framing(headers: Mapping[str, str], max_bytes: int) -> None:
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        # Asked for identity: unpacking could turn 200 KB into 200 MB.
+        raise CallAmbiguous("the answer is compressed though identity was asked for")
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise AnswerTooLarge(f"the answer is larger than {max_bytes} bytes")
+
+
+def _read_capped(response: httpcore.Response, exchange: Exchange) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    for chunk in response.iter_stream():
+        size += len(chunk)
+        if size > exchange.max_bytes:
+            raise AnswerTooLarge(f"the answer is larger than {exchange.max_bytes} bytes")
+        chunks.append(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _explain(error: Exception, exchange: Exchange) -> AgentUnreachable | CallAmbiguous:
+    """Certain is only what no byte was written for: a pooled connection may break after the agent has read it all."""
+    late = isinstance(error, httpcore.TimeoutException)
+    if not exchange.sent:
+        reason = "no connection within the time allowed" if late else f"no connection: {error}"
+        return AgentUnreachable(reason[:200])
+    return CallAmbiguous("no answer within the deadline" if late else f"the connection broke: {error}"[:200])
+
+
+class _Wire(httpcore.NetworkStream):
+    """A socket whose every wait ends at the deadline of the exchange in this thread, whoever opened it.
+
+    What is written leaves with the first read: headers and body in one packet, and one place that counts it.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._unsent = b""
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002  the exchange's deadline counts
+        self._unsent += buffer
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002  as above
+        exchange = _exchange.get()
+        if self._unsent:
+            self._flush(exchange)
+        try:
+            self._sock.settimeout(exchange.seconds_left())
+            return self._sock.recv(max_bytes)
+        except TimeoutError:
+            raise httpcore.ReadTimeout("deadline") from None
+        except OSError as error:
+            raise httpcore.ReadError(_say(error)) from error
+
+    def _flush(self, exchange: Exchange) -> None:
+        pending, self._unsent = memoryview(self._unsent), b""
+        try:
+            while pending:
+                self._sock.settimeout(exchange.seconds_left())
+                taken = self._sock.send(pending)
+                exchange.sent += taken
+                pending = pending[taken:]
+        except TimeoutError:
+            raise httpcore.WriteTimeout("deadline") from None
+        except OSError as error:
+            if not exchange.sent:
+                raise httpcore.WriteError(_say(error)) from error
+            # The agent may have answered early and closed; the read that follows tells.
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ARG002  as above
+    ) -> httpcore.NetworkStream:
+        try:
+            self._sock.settimeout(_exchange.get().seconds_left())
+            return _Wire(ssl_context.wrap_socket(self._sock, server_hostname=server_hostname))
+        except TimeoutError:
+            self.close()
+            raise httpcore.ConnectTimeout("TLS") from None
+        except (OSError, ValueError) as error:
+            self.close()
+            raise httpcore.ConnectError(f"TLS: {_say(error)}") from error
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "is_readable":
+            return _is_readable(self._sock)
+        if info == "ssl_object":
+            return self._sock if isinstance(self._sock, ssl.SSLSocket) else None
+        return self._sock if info == "socket" else None
+
+
+class _Backend(httpcore.NetworkBackend):
+    """Opens connections to addresses that were checked, and only to those."""
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002  as above
+        local_address: str | None = None,  # noqa: ARG002  httpcore's signature
+        socket_options: Iterable[Any] | None = None,  # noqa: ARG002  httpcore's signature
+    ) -> httpcore.NetworkStream:
+        until = time.monotonic() + min(CONNECT_AT_MOST_S, _exchange.get().seconds_left())
+        try:
+            addresses = resolve(host, port, until - time.monotonic())
+        except TimeoutError:
+            raise httpcore.ConnectTimeout("resolve") from None
+        except (OSError, UnicodeError) as failure:
+            raise httpcore.ConnectError(f"resolve: {_say(failure)}") from failure
+        error: Exception = httpcore.ConnectError("no address")
+        for position, address in enumerate(addresses):
+            if (refusal := refused_address(address)) is not None:
+                error = httpcore.ConnectError(refusal)
+                continue
+            # A dead first address must leave time for the others.
+            patience = (until - time.monotonic()) / (len(addresses) - position)
+            try:
+                sock = socket.create_connection((address, port), timeout=max(patience, 0.001))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return _Wire(sock)
+            except TimeoutError:
+                error = httpcore.ConnectTimeout("connect")
+            except OSError as failure:
+                error = httpcore.ConnectError(_say(failure))
+        raise error
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    """Whether an idle connection was closed by the agent (or speaks out of turn): either way not to be used."""
+    if sock.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _say(error: Exception) -> str:
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+@functools.cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)

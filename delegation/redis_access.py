@@ -1,0 +1,129 @@
+"""How we talk to Redis: one client that never retries by itself, scripts by SHA, one error type."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.commands.core import Script
+from redis.retry import Retry
+
+from delegation.errors import StoreUnavailable
+from delegation.state import Rules
+
+#: Each script, and what is included before it.
+_SCRIPTS = {
+    "open": ("due", "open"),
+    "begin": ("due", "begin"),
+    "save": ("due", "save"),
+    "settle": ("due", "release", "settle"),
+    "park": ("park",),
+    "finish": ("due", "finish"),
+    "push": ("due", "push"),
+    "sweep": ("due", "sweep"),
+    "join": ("due", "release", "join"),
+    "end_workflow": ("due", "end_workflow"),
+    "continuation": ("due", "continuation"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The numbers that bound what is kept."""
+
+    calls_per_agent: int = 8
+    history: int = 200
+    retention_s: int = 7 * 86400
+    max_deadline_s: float = 7 * 86400.0
+
+
+class RedisAccess:
+    """Keys, scripts and errors; what is kept is told by the classes above."""
+
+    def __init__(
+        self,
+        client: redis.Redis,
+        *,
+        prefix: str = "delegation:",
+        rules: Rules | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.client = client
+        self.prefix = prefix
+        self.rules = rules or Rules()
+        self.limits = limits or Limits()
+        self._scripts = {name: _register(client, parts) for name, parts in _SCRIPTS.items()}
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        *,
+        prefix: str = "delegation:",
+        rules: Rules | None = None,
+        limits: Limits | None = None,
+        timeout_s: float = 10.0,
+        max_connections: int = 64,
+    ) -> Self:
+        """With a pool of its own. No retry: a call whose reply was lost must not run twice unseen (law 4)."""
+        pool = redis.BlockingConnectionPool.from_url(
+            url,
+            decode_responses=True,
+            max_connections=max_connections,
+            timeout=timeout_s,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=min(3.0, timeout_s),
+            socket_keepalive=True,
+            health_check_interval=10,
+            retry=Retry(NoBackoff(), 0),
+        )
+        return cls(redis.Redis(connection_pool=pool), prefix=prefix, rules=rules, limits=limits)
+
+    def key(self, kind: str, name: str | None = None) -> str:
+        """``<prefix><kind>`` or ``<prefix><kind>:<name>``; the kinds are listed in store.py."""
+        return f"{self.prefix}{kind}" if name is None else f"{self.prefix}{kind}:{name}"
+
+    def run(self, script: str, keys: list[str], args: list[Any]) -> Any:
+        """Run a script and return its answer."""
+        with self.seam():
+            return self._scripts[script](keys=keys, args=args)
+
+    @contextmanager
+    def seam(self) -> Iterator[None]:
+        """No redis exception leaves the store."""
+        try:
+            yield
+        except redis.RedisError as error:
+            raise StoreUnavailable(f"Redis does not answer: {error}") from error
+
+    def close(self) -> None:
+        self.client.close()
+
+
+def new_operation_id() -> str:
+    """Names one attempt to write: a repeat of the very same call is answered, not run again (law 4)."""
+    return secrets.token_hex(8)
+
+
+def flag(value: bool) -> str:
+    return "1" if value else "0"
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def flatten(fields: Mapping[str, str]) -> list[str]:
+    return [part for pair in fields.items() for part in pair]
+
+
+def _register(client: redis.Redis, parts: tuple[str, ...]) -> Script:
+    folder = files("delegation") / "scripts"
+    source = "\n".join((folder / f"{part}.lua").read_text() for part in parts)
+    return client.register_script(source)

@@ -1,0 +1,376 @@
+"""Everything the project keeps in Redis: the keys, and one method per fact, each one script.
+
+Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
+
+    d:<delegation id>        hash    the record                              retention after its root ended
+    h:<delegation id>        list    history, oldest first, bounded          with the record
+    c:<delegation id>        string  artifacts as sent, JSON                 with the record
+    w:<workflow id>          hash    the workflow                            retention after it ended
+    u:<workflow id>          set     ids of its unresolved children          empties itself
+    call:<celery id>         string  delegation id of a `delegate` call      with the record
+    idem:<scope digest>      hash    id and arguments of an idempotency key  retention
+    card:<agent id>          string  the agent's card, JSON                  a cache, with a TTL
+    calls:<agent id>         zset    running calls, scored by lease end      empties itself
+    waiting:<agent id>       zset    delegations waiting for a call slot     empties itself
+    due                      zset    what must be looked at, by Redis time   the outbox and the timer at once
+    roots                    zset    workflows and lone delegations by time  trimmed when they expire
+    counters                 hash    what /metrics shows
+    sweeper                  string  time of the last sweep
+    epoch                    string  random id; gone means Redis lost our state
+
+Nothing that is not ended has a TTL. Channels ``roots:<root id>`` carry the id of whatever changed below that root.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from delegation.errors import IdempotencyConflict, StaleWrite, UnknownDelegation, UnknownWorkflow, WorkflowConflict
+from delegation.record import decode, dump_json, encode_change, encode_opened
+from delegation.redis_access import flag, flatten, new_operation_id, number
+from delegation.state import Cause, Change, Delegation, DelegationId, HistoryEntry, Phase
+from delegation.store_census import CensusFacts
+from delegation.store_workflows import WorkflowFacts
+
+
+class PushAnswer(StrEnum):
+    """What the door answers to a push."""
+
+    REFUSED = "refused"
+    UNACCEPTABLE = "unacceptable"
+    WOKEN = "woken"
+    COALESCED = "coalesced"
+
+
+class Begun(StrEnum):
+    """How an attempt to begin a step went."""
+
+    BEGUN = "begun"
+    HELD = "held"  #: another step is at work
+    BUSY = "busy"  #: all call slots of the agent are taken; the delegation waits in line
+    STALE = "stale"  #: somebody wrote since we loaded
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    id: DelegationId
+    existing: bool  #: the same call or idempotency key opened it before
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A record and the Redis time it was read at; :meth:`now` goes on from there by this process's monotonic clock."""
+
+    delegation: Delegation
+    read_at: float
+    anchor: float
+
+    def now(self) -> float:
+        return self.read_at + time.monotonic() - self.anchor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settlement:
+    """What became of an attempt to settle. With ``was_parked`` the caller publishes finalize, with ``release_id`` the
+    workflow's continuation; when it dies first, the due index brings both back."""
+
+    settled: bool
+    was_parked: bool = False
+    release_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Due:
+    """One due entry, as the sweeper sees it."""
+
+    kind: str  #: "delegation" or "workflow"
+    id: str
+    phase: str
+    timers: dict[str, float]
+    now: float
+
+
+class Store(WorkflowFacts, CensusFacts):
+    """The only door to Redis for our own state. Every method raises StoreUnavailable when Redis does not answer.
+
+    Delegations and the due index are here; workflows and what operators look at are in the two classes it inherits.
+    """
+
+    # ------------------------------------------------------------ delegations
+
+    def open_delegation(
+        self,
+        delegation: Delegation,
+        *,
+        deadline_s: float | None = None,
+        deadline_at: float | None = None,
+        start_after_s: float = 0.0,
+        arguments_digest: str = "",
+        by_call: bool = True,
+    ) -> Opened:
+        """Make a delegation durable, or find the one that the same call or the same idempotency key opened before.
+
+        ``arguments_digest`` goes with ``delegation.idempotency``; without ``by_call`` the call's id is new for sure and
+        nothing is kept to recognise it. Raises IdempotencyConflict, UnknownWorkflow, WorkflowConflict.
+        """
+        fields = encode_opened(delegation)
+        root = root_of(delegation)
+        verdict, known, _ = self.run(
+            "open",
+            [
+                self.key("d", delegation.id),
+                self.key("due"),
+                self.key("h", delegation.id),
+                self.key("counters"),
+                self.key("roots"),
+                self.key("call", delegation.call_id),
+                self.key("idem", delegation.idempotency or "-"),
+                self.key("w", root),
+                self.key("u", root),
+            ],
+            [
+                delegation.id,
+                root,
+                flag(delegation.workflow_id is not None),
+                delegation.call_id if by_call else "",
+                arguments_digest if delegation.idempotency else "",
+                number(deadline_s),
+                number(deadline_at),
+                self.limits.max_deadline_s,
+                self.rules.hint_patience_s,
+                start_after_s,
+                self.limits.history,
+                _entry(HistoryEntry(cause=Cause.OPENED, state=delegation.state), Phase.OPENED),
+                len(fields),
+                *flatten(fields),
+            ],
+        )
+        if verdict == "conflict":
+            raise IdempotencyConflict(f"this idempotency key was used with other arguments, for delegation {known}")
+        if verdict == "unknown_workflow":
+            raise UnknownWorkflow(f"unknown workflow {root}")
+        if verdict == "refused":
+            raise WorkflowConflict(f"workflow {root} is {known}: it takes no further delegations now")
+        return Opened(id=DelegationId(known), existing=verdict == "existing")
+
+    def load(self, delegation_id: str) -> Loaded:
+        """The record as it is. Raises UnknownDelegation."""
+        with self.seam():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.hgetall(self.key("d", delegation_id))
+            pipe.time()
+            raw, (seconds, micros) = pipe.execute()
+        if not raw:
+            raise UnknownDelegation(f"unknown delegation {delegation_id[:128]}")
+        now = seconds + micros / 1e6
+        return Loaded(delegation=decode(delegation_id, raw), read_at=now, anchor=time.monotonic())
+
+    def load_many(self, delegation_ids: list[str]) -> list[Delegation]:
+        """The records that exist, in the order asked for."""
+        with self.seam():
+            pipe = self.client.pipeline(transaction=False)
+            for delegation_id in delegation_ids:
+                pipe.hgetall(self.key("d", delegation_id))
+            found = pipe.execute()
+        return [decode(i, raw) for i, raw in zip(delegation_ids, found, strict=True) if raw]
+
+    def id_of_call(self, call_id: str) -> DelegationId | None:
+        """The delegation that a `delegate` call opened, by the call's Celery id."""
+        with self.seam():
+            found: Any = self.client.get(self.key("call", call_id))
+        return DelegationId(found) if found else None
+
+    def begin(self, before: Delegation, after: Delegation, *, counts: tuple[str, ...] = ()) -> tuple[Begun, Delegation]:
+        """Take the lease and a call slot, and store the intent; only then may a call leave. The delegation returned
+        carries the new version and fencing number."""
+        fields = encode_change(before, after)
+        verdict, version, fence, now = self.run(
+            "begin",
+            [
+                self.key("d", before.id),
+                self.key("due"),
+                self.key("calls", before.agent),
+                self.key("waiting", before.agent),
+                self.key("counters"),
+            ],
+            [
+                new_operation_id(),
+                before.id,
+                before.version,
+                self.rules.lease_s,
+                self.limits.calls_per_agent,
+                len(fields),
+                *flatten(fields),
+                *counts,
+            ],
+        )
+        if verdict != Begun.BEGUN:
+            return Begun(verdict), before
+        timers = replace(after.timers, lease_until=float(now) + self.rules.lease_s)
+        return Begun.BEGUN, replace(after, version=int(version), fence=int(fence), timers=timers)
+
+    def save(self, before: Delegation, change: Change, *, fenced: bool = True) -> bool:
+        """Write a change that is not the end, and end the lease. True when a wake message should be sent at once: a
+        push came while the step was at work. Raises StaleWrite."""
+        fields = encode_change(before, change.after)
+        verdict, _, wake_now = self.run(
+            "save",
+            [
+                self.key("d", before.id),
+                self.key("due"),
+                self.key("h", before.id),
+                self.key("counters"),
+                self.key("calls", before.agent),
+                self.key("waiting", before.agent),
+                self.key("roots"),
+            ],
+            [
+                new_operation_id(),
+                before.id,
+                root_of(before),
+                before.version,
+                before.fence if fenced else "",
+                before.wakes,
+                self.rules.min_fetch_gap_s,
+                self.rules.hint_patience_s,
+                self.limits.history,
+                len(fields),
+                *flatten(fields),
+                len(change.history),
+                *(_entry(entry, change.after.phase) for entry in change.history),
+                *change.counts,
+            ],
+        )
+        if verdict == "stale":
+            raise StaleWrite(f"delegation {before.id} was changed by somebody else")
+        return bool(wake_now == "1")
+
+    def settle(self, before: Delegation, change: Change, *, overriding: bool = False) -> Settlement:
+        """The end of a delegation. ``overriding`` (expiry) needs no lease. Raises StaleWrite."""
+        fields = encode_change(before, change.after)
+        fields.pop("phase", None)
+        root = root_of(before)
+        verdict, parked, release = self.run(
+            "settle",
+            [
+                self.key("d", before.id),
+                self.key("due"),
+                self.key("h", before.id),
+                self.key("counters"),
+                self.key("calls", before.agent),
+                self.key("waiting", before.agent),
+                self.key("roots"),
+                self.key("c", before.id),
+                self.key("w", root),
+                self.key("u", root),
+            ],
+            [
+                new_operation_id(),
+                before.id,
+                root,
+                flag(before.workflow_id is not None),
+                before.version,
+                "" if overriding else before.fence,
+                self.rules.hint_patience_s,
+                self.limits.history,
+                dump_json(change.content) if change.content else "",
+                len(fields),
+                *flatten(fields),
+                len(change.history),
+                *(_entry(entry, Phase.SETTLED) for entry in change.history),
+                *change.counts,
+            ],
+        )
+        if verdict == "stale":
+            raise StaleWrite(f"delegation {before.id} was changed by somebody else")
+        return Settlement(settled=verdict == "settled", was_parked=parked == "1", release_id=release or None)
+
+    def park(self, delegation_id: str) -> bool:
+        """True when parked; False when the outcome is known already. Raises UnknownDelegation."""
+        verdict = self.run("park", [self.key("d", delegation_id), self.key("counters")], [delegation_id])
+        if verdict == "unknown":
+            raise UnknownDelegation(f"unknown delegation {delegation_id[:128]}")
+        return bool(verdict == "parked")
+
+    def finish(self, delegation: Delegation) -> None:
+        """What follows was published: SETTLED → RELEASED. A lone delegation's retention begins."""
+        self.run(
+            "finish",
+            [
+                self.key("d", delegation.id),
+                self.key("due"),
+                self.key("roots"),
+                self.key("h", delegation.id),
+                self.key("c", delegation.id),
+                self.key("call", delegation.call_id),
+                self.key("idem", delegation.idempotency or "-"),
+            ],
+            [delegation.id, root_of(delegation), self.limits.retention_s, flag(delegation.workflow_id is not None)],
+        )
+
+    def receive_push(self, delegation_id: str, digest: str, *, acceptable: bool, claimed: str | None) -> PushAnswer:
+        """Verify a push by its token's digest and record the wake; one script, whatever the answer."""
+        verdict = self.run(
+            "push",
+            [self.key("d", delegation_id), self.key("due"), self.key("counters")],
+            [
+                delegation_id,
+                digest,
+                flag(acceptable),
+                claimed or "",
+                self.rules.min_fetch_gap_s,
+                self.rules.hint_patience_s,
+            ],
+        )
+        return PushAnswer(verdict)
+
+    def history(self, delegation_id: str) -> list[dict[str, Any]]:
+        """The story, oldest first: ``at cause phase state text``."""
+        with self.seam():
+            lines: Any = self.client.lrange(self.key("h", delegation_id), 0, -1)
+        return [_read_entry(line) for line in lines]
+
+    def content(self, delegation_id: str) -> str | None:
+        """The artifacts as the agent sent them, JSON; None when there were none."""
+        with self.seam():
+            found: Any = self.client.get(self.key("c", delegation_id))
+        return str(found) if found is not None else None
+
+    # ------------------------------------------------------------ due entries
+
+    def sweep(self, limit: int) -> list[Due]:
+        """Take at most ``limit`` due entries, pushing each ahead; leaves a heartbeat also when ``limit`` is 0."""
+        now, *rows = self.run(
+            "sweep",
+            [self.key("due"), self.key("sweeper")],
+            [limit, self.rules.hint_patience_s, self.key("d", ""), self.key("w", "")],
+        )
+        return [
+            Due(
+                kind=member.partition(":")[0],
+                id=member.partition(":")[2],
+                phase=phase,
+                timers={k: float(v) for k, _, v in (pair.partition("=") for pair in timers.split())},
+                now=float(now),
+            )
+            for member, phase, timers in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
+        ]
+
+
+def root_of(delegation: Delegation) -> str:
+    """The id under which a delegation is listed: its workflow's, or its own."""
+    return delegation.workflow_id or delegation.id
+
+
+def _entry(entry: HistoryEntry, phase: Phase) -> str:
+    return dump_json([entry.cause.value, phase.value, entry.state.value, entry.text])
+
+
+def _read_entry(line: str) -> dict[str, Any]:
+    at, _, rest = line.partition(" ")
+    cause, phase, state, text = json.loads(rest)
+    return {"at": float(at), "cause": cause, "phase": phase, "state": state, "text": text}

@@ -1,0 +1,102 @@
+"""What operators ask the store: is it there, how full is it, what is in it. Part of the store (its keys: store.py)."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from delegation.errors import StateLost
+from delegation.redis_access import RedisAccess
+
+
+class CensusFacts(RedisAccess):
+    """Health, metrics and listings; nothing here decides anything."""
+
+    def ping(self) -> None:
+        """Raises StoreUnavailable."""
+        with self.seam():
+            self.client.ping()
+
+    def make_epoch(self) -> str:
+        """The id of this Redis' memory of us, written once by the first worker that finds none."""
+        with self.seam():
+            self.client.set(self.key("epoch"), secrets.token_hex(8), nx=True)
+            found: Any = self.client.get(self.key("epoch"))
+        return str(found)
+
+    def epoch(self) -> str:
+        """Raises StateLost when Redis does not know us: flushed, evicted, another database, or no worker came yet."""
+        with self.seam():
+            found: Any = self.client.get(self.key("epoch"))
+        if found is None:
+            raise StateLost("no state of ours in this Redis: it is new, or its data was lost")
+        return str(found)
+
+    def now(self) -> float:
+        """Redis time, the only clock (law 9)."""
+        with self.seam():
+            seconds, micros = self.client.time()
+        return float(seconds + micros / 1e6)
+
+    def sweeper_seen_at(self) -> float | None:
+        """Seconds since any worker last swept; None when none ever did."""
+        with self.seam():
+            found: Any = self.client.get(self.key("sweeper"))
+        return None if found is None else max(0.0, self.now() - float(found))
+
+    def metrics(self) -> dict[str, Any]:
+        """``due``, ``oldest_due_age_s``, ``parked`` and ``counters`` (see the scripts for their names)."""
+        with self.seam():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.zcard(self.key("due"))
+            pipe.zrange(self.key("due"), 0, 0, withscores=True)
+            pipe.hgetall(self.key("counters"))
+            pipe.time()
+            due, oldest, counters, (seconds, micros) = pipe.execute()
+        age = max(0.0, seconds + micros / 1e6 - oldest[0][1]) if oldest else 0.0
+        numbers = {name: int(value) for name, value in counters.items()}
+        return {"due": due, "oldest_due_age_s": age, "parked": numbers.pop("parked", 0), "counters": numbers}
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Increment a counter that belongs to no script."""
+        with self.seam():
+            self.client.hincrby(self.key("counters"), name, by)
+
+    def list_roots(self, limit: int) -> list[tuple[str, bool]]:
+        """Workflows and lone delegations, newest first: (id, is a workflow). Expired ones are dropped on the way."""
+        with self.seam():
+            ids: Any = self.client.zrange(self.key("roots"), 0, limit - 1, desc=True)
+            pipe = self.client.pipeline(transaction=False)
+            for root in ids:
+                pipe.exists(self.key("w", root))
+                pipe.exists(self.key("d", root))
+            found = pipe.execute()
+            gone = [root for root, w, d in zip(ids, found[::2], found[1::2], strict=True) if not (w or d)]
+            if gone:
+                self.client.zrem(self.key("roots"), *gone)
+        return [(root, bool(w)) for root, w, d in zip(ids, found[::2], found[1::2], strict=True) if w or d]
+
+    def calls_in_flight(self, agent: str) -> int:
+        """Calls to an agent running now, over all workers."""
+        with self.seam():
+            count: Any = self.client.zcount(self.key("calls", agent), self.now(), "+inf")
+        return int(count)
+
+    @contextmanager
+    def listen(self, root_id: str) -> Iterator[Callable[[float], str | None]]:
+        """Yields a function that waits so many seconds at most for a change below ``root_id``."""
+        with self.seam():
+            pubsub: Any = self.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+            pubsub.subscribe(self.key("roots", root_id))
+
+        def next_change(wait_s: float) -> str | None:
+            with self.seam():
+                message = pubsub.get_message(timeout=wait_s)
+            return str(message["data"]) if message else None
+
+        try:
+            yield next_change
+        finally:
+            pubsub.close()

@@ -1,0 +1,141 @@
+"""What Redis keeps of workflows: one method per fact. Part of the store (see store.py for the keys)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from delegation.errors import UnknownWorkflow, UnresolvedChildren, WorkflowConflict
+from delegation.record import dump_json
+from delegation.redis_access import RedisAccess, new_operation_id
+from delegation.state import WorkflowId
+from delegation.workflow import Workflow, WorkflowState
+
+
+class WorkflowFacts(RedisAccess):
+    """Open, join, release, end."""
+
+    def open_workflow(self, workflow_id: WorkflowId, *, name: str, deadline_s: float | None) -> None:
+        """A new workflow without children."""
+        with self.seam():
+            seconds, micros = self.client.time()
+            now = seconds + micros / 1e6
+            deadline_at = now + min(deadline_s or self.limits.max_deadline_s, self.limits.max_deadline_s)
+            record: dict[Any, Any] = {"name": name, "state": WorkflowState.OPEN.value, "round": "0", "children": "0"}
+            record |= {"created_at": f"{now:.3f}", "deadline_at": f"{deadline_at:.3f}"}
+            pipe = self.client.pipeline(transaction=True)
+            pipe.hset(self.key("w", workflow_id), mapping=record)
+            pipe.zadd(self.key("roots"), {workflow_id: now})
+            pipe.execute()
+
+    def load_workflow(self, workflow_id: str) -> Workflow:
+        """Raises UnknownWorkflow."""
+        with self.seam():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.hgetall(self.key("w", workflow_id))
+            pipe.scard(self.key("u", workflow_id))
+            raw, unresolved = pipe.execute()
+        if not raw:
+            raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
+        return _decode(workflow_id, raw, unresolved)
+
+    def next_child_number(self, workflow_id: WorkflowId) -> int:
+        """Reserve a child's number; one that is never used leaves a gap and nothing else. Raises UnknownWorkflow."""
+        with self.seam():
+            pipe = self.client.pipeline(transaction=True)
+            pipe.exists(self.key("w", workflow_id))
+            pipe.hincrby(self.key("w", workflow_id), "children", 1)
+            existed, number = pipe.execute()
+            if not existed:
+                self.client.delete(self.key("w", workflow_id))
+                raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
+        return int(number)
+
+    def join_workflow(self, workflow_id: WorkflowId, continuation: Mapping[str, Any] | None) -> str | None:
+        """Ask to be resumed when no child is unresolved; the release id if none is now. Raises WorkflowConflict."""
+        verdict, detail = self.run(
+            "join",
+            [
+                self.key("w", workflow_id),
+                self.key("due"),
+                self.key("counters"),
+                self.key("u", workflow_id),
+                self.key("roots"),
+            ],
+            [
+                new_operation_id(),
+                workflow_id,
+                dump_json(continuation) if continuation else "",
+                self.rules.hint_patience_s,
+            ],
+        )
+        if verdict == "unknown":
+            raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
+        if verdict == "refused":
+            waiting = "a join is waiting already" if detail == WorkflowState.JOINING else f"the workflow is {detail}"
+            raise WorkflowConflict(f"workflow {workflow_id} cannot be joined: {waiting}")
+        return detail or None
+
+    def continuation_published(self, workflow_id: str, release_id: str) -> int:
+        """Count a publication and set when to publish again; -1 when the release is over."""
+        return self._continuation(workflow_id, release_id, "published")
+
+    def continuation_seen(self, workflow_id: str, release_id: str) -> None:
+        """The continuation runs, or ran: nothing is left to publish."""
+        self._continuation(workflow_id, release_id, "seen")
+
+    def _continuation(self, workflow_id: str, release_id: str, what: str) -> int:
+        keys = [self.key("w", workflow_id), self.key("due")]
+        args = [workflow_id, release_id, what, self.rules.hint_patience_s, self.rules.attempts]
+        return int(self.run("continuation", keys, args))
+
+    def end_workflow(self, workflow_id: str, state: WorkflowState, result: Any = None) -> None:
+        """COMPLETED, FAILED or CANCELED, once. Raises UnresolvedChildren (for COMPLETED), WorkflowConflict."""
+        verdict, *detail = self.run(
+            "end_workflow",
+            [self.key("w", workflow_id), self.key("u", workflow_id), self.key("due"), self.key("roots")],
+            [new_operation_id(), workflow_id, state.value, dump_json(result) if result is not None else "", 20],
+        )
+        if verdict == "unknown":
+            raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
+        if verdict == "unresolved":
+            raise UnresolvedChildren(int(detail[0]), sorted(detail[1:]))
+        if verdict == "refused":
+            raise WorkflowConflict(f"workflow {workflow_id} has ended already: {detail[0]}")
+
+    def expire_workflow(self, workflow: Workflow) -> None:
+        """Start the retention of an ended workflow and all its children; safe to run again."""
+        names = [f"{workflow.id}.{number}" for number in range(1, workflow.children + 1)]
+        for start in range(0, len(names), 500):
+            with self.seam():
+                pipe = self.client.pipeline(transaction=False)
+                for child in names[start : start + 500]:
+                    for kind in ("d", "h", "c"):
+                        pipe.expire(self.key(kind, child), self.limits.retention_s)
+                pipe.execute()
+        with self.seam():
+            pipe = self.client.pipeline(transaction=False)
+            pipe.hdel(self.key("w", workflow.id), "cleanup_at")
+            pipe.zrem(self.key("due"), f"workflow:{workflow.id}")
+            pipe.expire(self.key("w", workflow.id), self.limits.retention_s)
+            pipe.expire(self.key("u", workflow.id), self.limits.retention_s)
+            pipe.execute()
+
+
+def _decode(workflow_id: str, raw: Mapping[str, str], unresolved: int) -> Workflow:
+    return Workflow(
+        id=WorkflowId(workflow_id),
+        name=raw.get("name", ""),
+        state=WorkflowState(raw["state"]),
+        round=int(raw.get("round", 0)),
+        children=int(raw.get("children", 0)),
+        unresolved=unresolved,
+        created_at=float(raw["created_at"]),
+        deadline_at=float(raw["deadline_at"]) if "deadline_at" in raw else None,
+        continuation=json.loads(raw["then"]) if "then" in raw else None,
+        release_id=raw.get("release_id"),
+        is_publishing="publish_at" in raw,
+        is_poisoned=raw.get("poisoned") == "1",
+        result=json.loads(raw["result"]) if "result" in raw else None,
+    )

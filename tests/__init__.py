@@ -1,0 +1,1 @@
+"""Tests in tiers by what must be running: unit (nothing), integration (Valkey, an agent), acceptance (everything)."""

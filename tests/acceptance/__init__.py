@@ -1,0 +1,1 @@
+"""Every process of the product."""

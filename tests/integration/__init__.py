@@ -1,0 +1,1 @@
+"""A real Valkey, and real agents in other processes."""

@@ -1,0 +1,209 @@
+"""Minimal HTTP/1.1 for the scripted agent: a keep-alive server that can misbehave on purpose, and one POST.
+
+Written by hand because the faults are the point (reset, half an answer, silence), and because the agent has to
+cost far less than what is measured against it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with zero seconds: the kernel answers with RST, not FIN
+
+
+@dataclass(slots=True)
+class Request:
+    """One request; ``closed`` resolves when the client's connection is gone."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]  #: names in lower case
+    body: bytes
+    connection: int
+    closed: asyncio.Future[None]
+
+
+@dataclass(slots=True)
+class Response:
+    """One answer, or the lack of one.
+
+    ``end``: "reset" (RST without an answer), "close" (FIN without an answer), "hang" (nothing until the client goes).
+    ``cut_after``: close after that many bytes of the body although the header promised all of them.
+    ``drip_s``: send the body byte by byte, that many seconds apart.
+    """
+
+    status: int = 200
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    end: str | None = None
+    cut_after: int | None = None
+    drip_s: float = 0.0
+
+    @classmethod
+    def of_json(cls, value: Any, status: int = 200) -> Response:
+        return cls(status=status, body=json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+Answer = Response | Awaitable[Response]
+
+
+class HttpServer:
+    """Listens, and hands each request to ``handle``, which answers at once or later."""
+
+    def __init__(self, handle: Callable[[Request], Answer]) -> None:
+        self.handle = handle
+        self.open: set[_Connection] = set()
+        self.accepted = 0
+
+    async def listen(self, host: str, port: int) -> tuple[asyncio.Server, int]:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024)
+        return server, int(server.sockets[0].getsockname()[1])
+
+    def open_numbers(self) -> list[int]:
+        """The numbers of the connections that are open now."""
+        return [connection.number for connection in self.open]
+
+
+class _Connection(asyncio.Protocol):
+    """One client connection: requests in order, the next one only after the answer to the last."""
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._buffer = bytearray()
+        self._is_answering = False
+        self._running: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._server.open.add(self)
+        self._server.accepted += 1
+        self.number = self._server.accepted
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.open.discard(self)
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._advance()
+
+    def _advance(self) -> None:
+        while not self._is_answering:
+            request = self._take_request()
+            if request is None:
+                return
+            answer = self._server.handle(request)
+            if isinstance(answer, Response) and answer.drip_s == 0:
+                self._write(answer, request)
+            else:
+                self._is_answering = True
+                self._running = asyncio.get_running_loop().create_task(self._answer_later(answer, request))
+
+    async def _answer_later(self, answer: Answer, request: Request) -> None:
+        response = answer if isinstance(answer, Response) else await answer
+        if self._transport.is_closing():
+            return
+        if response.drip_s:
+            await self._drip(response)
+        else:
+            self._write(response, request)
+        self._is_answering = response.end == "hang"
+        self._advance()
+
+    def _take_request(self) -> Request | None:
+        head_end = self._buffer.find(b"\r\n\r\n")
+        if head_end < 0:
+            return None
+        lines = self._buffer[:head_end].decode("latin-1").split("\r\n")
+        headers = {}
+        for line in lines[1:]:
+            name, _, value = line.partition(":")
+            headers[name.strip().lower()] = value.strip()
+        body_start = head_end + 4
+        body_end = body_start + int(headers.get("content-length", 0))
+        if len(self._buffer) < body_end:
+            return None
+        body = bytes(self._buffer[body_start:body_end])
+        del self._buffer[:body_end]
+        method, target, _ = lines[0].split(" ", 2)
+        path, _, query = target.partition("?")
+        return Request(method, path, query, headers, body, self.number, self._closed)
+
+    def _write(self, response: Response, request: Request) -> None:
+        if response.end == "hang":
+            self._is_answering = True
+            return
+        if response.end == "reset":
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._transport.abort()
+            return
+        if response.end == "close":
+            self._transport.close()
+            return
+        body = response.body if response.cut_after is None else response.body[: response.cut_after]
+        self._transport.write(_head(response) + body)
+        if response.cut_after is not None or _wants_close(response.headers) or _wants_close(request.headers):
+            self._transport.close()
+
+    async def _drip(self, response: Response) -> None:
+        self._transport.write(_head(response))
+        for byte in response.body:
+            if self._transport.is_closing():
+                return
+            self._transport.write(bytes([byte]))
+            await asyncio.sleep(response.drip_s)
+
+
+def _head(response: Response) -> bytes:
+    lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, 'Unknown')}"]
+    named = {name.lower() for name in response.headers}
+    if "content-type" not in named and response.body:
+        lines.append("Content-Type: application/json")
+    if "content-length" not in named:
+        lines.append(f"Content-Length: {len(response.body)}")
+    lines += [f"{name}: {value}" for name, value in response.headers.items()]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _wants_close(headers: Mapping[str, str]) -> bool:
+    return any(name.lower() == "connection" and value.lower() == "close" for name, value in headers.items())
+
+
+async def post(url: str, headers: Mapping[str, str], body: bytes, deadline_s: float = 10.0) -> int:
+    """POST once on a connection of its own and return the status; never repeated, so one call is one delivery.
+
+    Raises OSError or TimeoutError (which is one) when no status came.
+    """
+    async with asyncio.timeout(deadline_s):
+        return await _post(url, headers, body)
+
+
+async def _post(url: str, headers: Mapping[str, str], body: bytes) -> int:
+    parts = urlsplit(url)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    lines = [f"POST {target} HTTP/1.1", f"Host: {parts.netloc}", f"Content-Length: {len(body)}", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+    try:
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body)
+        status_line = await reader.readline()
+        if not status_line.startswith(b"HTTP/"):
+            raise ConnectionError("the receiver closed the connection without an answer")
+        await reader.read()
+        return int(status_line.split()[1])
+    finally:
+        writer.close()

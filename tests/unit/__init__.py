@@ -1,0 +1,1 @@
+"""No network, no Redis, no other process."""

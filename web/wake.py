@@ -1,0 +1,69 @@
+"""Publishes the message that makes a recorded wake happen now: by task name, with short timeouts, without waiting."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from delegation.settings import Settings
+from workers.celery_settings import QUEUE, broker_transport_options
+
+WAKE_TASK = "delegation.wake"
+
+#: Long enough for a busy broker, short enough that the sender of a push still gets its 202 within seconds.
+_TIMEOUT_S = 2.0
+_STALE_WITHIN_S = 0.5
+#: Connecting is not tried again either: `retry=False` covers publishing only.
+_IMPATIENT = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S, "max_retries": 0}
+#: More than the threads of a web process, so that nobody waits for a connection; only those in use are opened.
+_MAX_CONNECTIONS = 128
+
+
+class WakeSender:
+    """Callable: publishes one wake, or raises what the broker's transport raises.
+
+    The Celery app here produces only: it carries no task, is nobody's current app, and has no result backend. It opens
+    no connection before the first wake, so a fork before that shares none; afterwards its pool serves all threads.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.app = _producing_app(settings)
+
+    def __call__(self, delegation_id: str) -> None:
+        began = time.monotonic()
+        try:
+            self._publish(delegation_id)
+        except OperationalError:
+            # A connection that went stale while idle fails at once, and the next attempt opens a new one. A frozen
+            # broker fails late and is not asked twice. Published twice is harmless: a wake carries no news.
+            if time.monotonic() - began > _STALE_WITHIN_S:
+                raise
+            self._publish(delegation_id)
+
+    def _publish(self, delegation_id: str) -> None:
+        with self.app.producer_pool.acquire(block=True, timeout=_TIMEOUT_S) as producer:
+            self.app.send_task(
+                WAKE_TASK,
+                args=(delegation_id,),
+                task_id=f"{delegation_id}.wake.{secrets.token_hex(4)}",
+                queue=QUEUE,
+                producer=producer,
+                retry=False,
+                ignore_result=True,
+            )
+
+
+def _producing_app(settings: Settings) -> Celery:
+    app = Celery("delegation.web", broker=settings.celery.broker_url or settings.redis.url, set_as_current=False)
+    app.conf.update(
+        task_ignore_result=True,
+        task_serializer="json",
+        accept_content=["json"],
+        broker_connection_timeout=_TIMEOUT_S,
+        broker_pool_limit=_MAX_CONNECTIONS,
+        broker_transport_options=broker_transport_options(settings) | _IMPATIENT,
+    )
+    return app

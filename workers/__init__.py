@@ -1,0 +1,10 @@
+"""THE QUEUE: decides when a step runs, never what it does.
+
+``web → workers → delegation``: this room knows Celery and the library; it imports no web. What users need is here.
+"""
+
+from workers.canvas import delegate
+from workers.handles import DelegationHandle, Workflow
+from workers.install import install
+
+__all__ = ["DelegationHandle", "Workflow", "delegate", "install"]

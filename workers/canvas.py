@@ -1,0 +1,244 @@
+"""`delegate`, and what comes after it: keep a canvas's tail in the record, publish it when the delegation has ended.
+
+A `delegate` call opens the record (with its chain, link, link_error, chord and group options) and publishes
+``chain(start_agent_task, watch, finalize)`` with ids only. finalize inherits the call's Celery id and takes the tail
+from the record while it runs, so that the loss of any message of ours loses no tail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import stamina
+import structlog
+from celery import Celery, Task, shared_task, signature
+from celery.app.task import Context
+from celery.exceptions import Ignore
+from celery.local import Proxy
+from celery.result import AsyncResult
+from kombu.exceptions import OperationalError
+from kombu.utils.json import dumps, loads
+
+from delegation.errors import CallerError, StoreUnavailable, UnknownAgent
+from delegation.opening import arguments_digest, make_delegation, read_deadline
+from delegation.state import Delegation
+from delegation.store import Opened
+from workers.carrier import carrying_app
+from workers.celery_settings import END_QUEUE, QUEUE
+from workers.runtime import runtime
+
+log = structlog.get_logger("delegation")
+
+#: What of a call's options belongs to what follows, and is given to finalize when it runs.
+TAIL_OPTIONS = ("chain", "link", "link_error", "chord", "group_id", "group_index")
+#: What of a call's options our own messages carry on.
+FAMILY_OPTIONS = ("root_id", "parent_id")
+
+#: Options of every step: redelivered when its worker dies, its own result of no interest.
+STEP: dict[str, Any] = {
+    "queue": QUEUE,
+    "acks_late": True,
+    "reject_on_worker_lost": True,
+    "ignore_result": True,
+    "max_retries": 0,
+    "soft_time_limit": 60,
+    "time_limit": 90,
+}
+END_STEP: dict[str, Any] = {**STEP, "queue": END_QUEUE}
+
+
+class DelegateTask(Task[Any, Any]):
+    """The user's task. Calling it opens a delegation; it never runs as a message unless sent by name."""
+
+    def apply_async(  # type: ignore[override]  # celery-types spells out every option
+        self,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        task_id: str | None = None,
+        **options: Any,
+    ) -> AsyncResult[Any]:
+        """Open the delegation and return the promise of its outcome. Positional arguments are inputs piped in.
+
+        Raises CallerError for arguments that cannot be used, ConfigurationError, StoreUnavailable. Inside a running
+        canvas there is no caller: the link fails instead, as Celery does it.
+        """
+        app = self.app
+        in_canvas = task_id is not None and app.current_worker_task is not None
+        try:
+            delegation, opened = open_delegation(kwargs or {}, inputs=args or (), call_id=task_id, options=options)
+        except CallerError as error:
+            if not in_canvas or task_id is None:
+                raise
+            _fail_call(self, task_id, error, options)
+            return self.AsyncResult(task_id)
+        if not opened.existing:
+            publish_start(app, delegation, family=options)
+        return self.AsyncResult(delegation.call_id)
+
+
+@shared_task(bind=True, base=DelegateTask, name="delegation.delegate", queue=QUEUE, acks_late=True, typing=False)
+def _delegate(self: DelegateTask, *inputs: Any, **arguments: Any) -> None:
+    """Give work to an agent: ``delegate.s(agent="flights", goal="…", …) | next.s()`` (arguments: DESIGN §9).
+
+    Its body runs only when somebody sends the message by name; then the delegation inherits that message's id and tail.
+    """
+    request = self.request
+    self.apply_async(inputs, arguments, **request.as_execution_options())
+    raise Ignore
+
+
+#: The task in whatever app carries delegations here; resolved at each use, so that importing it chooses no app.
+delegate: Any = Proxy(lambda: carrying_app().tasks["delegation.delegate"])
+
+
+def open_delegation(
+    arguments: Mapping[str, Any], *, inputs: Sequence[Any] = (), call_id: str | None = None, options: Mapping[str, Any]
+) -> tuple[Delegation, Opened]:
+    """Check the arguments and make the delegation durable; one that existed already is returned as it is."""
+    context = runtime()
+    agents = [agent.id for agent in context.settings.agents]
+    if arguments.get("agent") not in agents:
+        raise UnknownAgent(str(arguments.get("agent", "")), agents)
+    deadline = read_deadline(arguments.get("deadline") or context.settings.defaults.deadline)
+    workflow = arguments.get("workflow")
+    number = context.store.next_child_number(workflow) if workflow else None
+    delegation = make_delegation(
+        arguments,
+        inputs=inputs,
+        call_id=call_id,
+        participant_id=context.settings.server.participant_id,
+        canvas=_tail(options),
+        number=number,
+    )
+    opened = _patiently(
+        lambda: context.store.open_delegation(
+            delegation,
+            deadline_s=deadline.after_s,
+            deadline_at=deadline.at,
+            start_after_s=float(options.get("countdown") or 0),
+            arguments_digest=arguments_digest(delegation),
+            by_call=call_id is not None,
+        ),
+        in_canvas=call_id is not None and carrying_app().current_worker_task is not None,
+    )
+    return (context.store.load(opened.id).delegation if opened.existing else delegation), opened
+
+
+def _patiently(call: Callable[[], Opened], *, in_canvas: bool) -> Opened:
+    """A caller hears at once that Redis is away; a canvas has nobody to hear it, and would fail its last link."""
+    if not in_canvas:
+        return call()
+    return stamina.retry(on=StoreUnavailable, attempts=None, timeout=30.0, wait_max=3.0)(call)()
+
+
+def _tail(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What follows in the canvas, as plain JSON values."""
+    kept = {name: options[name] for name in TAIL_OPTIONS if options.get(name) is not None}
+    kept |= {name: options[name] for name in FAMILY_OPTIONS if options.get(name) is not None}
+    if options.get("ignore_result"):
+        kept["ignore_result"] = True
+    plain: dict[str, Any] = loads(dumps(kept))
+    return plain
+
+
+def _fail_call(task: Task[Any, Any], task_id: str, error: Exception, options: Mapping[str, Any]) -> None:
+    """Fail the link as a worker would: result, rest of the chain, chord and errbacks."""
+    request = Context(
+        id=task_id,
+        errbacks=options.get("link_error"),
+        chain=options.get("chain"),
+        chord=options.get("chord"),
+        group=options.get("group_id"),
+        group_index=options.get("group_index"),
+        root_id=options.get("root_id"),
+        delivery_info={},
+    )
+    task.backend.mark_as_failure(task_id, error, request=request)
+
+
+# ---------------------------------------------------------------- our own messages
+
+
+def publish_start(app: Celery, delegation: Delegation, *, family: Mapping[str, Any]) -> None:
+    """chain(start_agent_task, watch, finalize), ids only. Losing it costs time: the due index has the start as well."""
+    if family.get("countdown"):
+        return
+    related = {name: family[name] for name in FAMILY_OPTIONS if family.get(name) is not None}
+    watch = app.signature("delegation.watch", (delegation.id,), immutable=True, task_id=f"{delegation.id}.watch")
+    finalize = _finalize(app, delegation, related)
+    _publish(
+        app,
+        "delegation.start_agent_task",
+        delegation,
+        task_id=f"{delegation.id}.start",
+        chain=[finalize, watch],  # Celery takes the next from the end
+        **related,
+    )
+
+
+def publish_finalize(app: Celery, delegation: Delegation) -> None:
+    """The parked chain goes on. finalize is the same message whoever sends it, under the call's own id."""
+    related = {name: delegation.canvas[name] for name in FAMILY_OPTIONS if name in delegation.canvas}
+    finalize = _finalize(app, delegation, related)
+    _publish(app, "delegation.finalize", delegation, **finalize.options)
+
+
+def publish_wake(app: Celery, delegation: Delegation, number: int | str) -> None:
+    """Look at this delegation now."""
+    _publish(app, "delegation.wake", delegation, task_id=f"{delegation.id}.wake.{number}")
+
+
+def _finalize(app: Celery, delegation: Delegation, related: Mapping[str, Any]) -> Any:
+    ignored = bool(delegation.canvas.get("ignore_result"))
+    options = {"task_id": delegation.call_id, "ignore_result": ignored, **related}
+    return app.signature("delegation.finalize", (delegation.id,), immutable=True, **options)
+
+
+def _publish(app: Celery, name: str, delegation: Delegation, **options: Any) -> None:
+    try:
+        app.tasks[name].apply_async((delegation.id,), add_to_parent=False, **options)
+    except OperationalError as error:
+        log.warning("delegation.message_not_sent", delegation_id=delegation.id, step=name, error=type(error).__name__)
+
+
+def adopt_tail(request: Context, delegation: Delegation) -> None:
+    """Give a running finalize the tail that its message does not carry; Celery reads it when the task returns."""
+    tail = delegation.canvas
+    request.chain = tail.get("chain")
+    request.callbacks = tail.get("link")
+    request.errbacks = tail.get("link_error")
+    request.chord = tail.get("chord")
+    request.group = tail.get("group_id")
+    request.group_index = tail.get("group_index")
+
+
+def publish_release(app: Celery, workflow_id: str, *, again: bool = False) -> None:
+    """Run a released workflow's continuation, under the release's one fixed Celery id.
+
+    ``again`` marks a repeat by the due index: then it is first asked whether that id runs or ran.
+    """
+    store = runtime().store
+    workflow = store.load_workflow(workflow_id)
+    if workflow.continuation is None or workflow.release_id is None or not workflow.is_publishing:
+        return
+    then = signature(workflow.continuation, app=app)
+    ignores = _ignores_result(app, then)
+    if again and not ignores and app.AsyncResult(workflow.release_id).state != "PENDING":
+        store.continuation_seen(workflow_id, workflow.release_id)
+        return
+    news = {"workflow_id": workflow_id, "release_id": workflow.release_id, "round": workflow.round}
+    then["kwargs"] = {**then.kwargs, **news}  # also into an immutable signature
+    then.apply_async(task_id=workflow.release_id, add_to_parent=False)
+    if ignores:
+        store.continuation_seen(workflow_id, workflow.release_id)
+    else:
+        store.continuation_published(workflow_id, workflow.release_id)
+
+
+def _ignores_result(app: Celery, then: Any) -> bool:
+    """Nobody will ever know whether such a continuation ran; publishing it once, acknowledged, has to do."""
+    if "ignore_result" in then.options:
+        return bool(then.options["ignore_result"])
+    registered = app.tasks.get(then.task)
+    return bool(registered.ignore_result) if registered is not None else bool(app.conf.task_ignore_result)

@@ -1,0 +1,224 @@
+"""What Python users hold: a workflow, a delegation. Every call asks the store; nothing is remembered here."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+from celery.canvas import Signature
+from kombu.utils.json import dumps, loads
+
+from delegation.errors import AgentTaskFailed, InvalidArguments
+from delegation.opening import new_workflow_id, read_deadline
+from delegation.state import Delegation, WorkflowId
+from delegation.store import Store
+from delegation.workflow import Workflow as WorkflowRecord
+from delegation.workflow import WorkflowState
+from workers.canvas import open_delegation, publish_release, publish_start
+from workers.carrier import carrying_app
+from workers.runtime import runtime
+
+
+class DelegationHandle:
+    """One delegation, by its id."""
+
+    def __init__(self, delegation_id: str) -> None:
+        self.id = delegation_id
+
+    def __repr__(self) -> str:
+        return f"DelegationHandle({self.id!r})"
+
+    @classmethod
+    def get(cls, delegation_id: str) -> Self:
+        """Raises UnknownDelegation."""
+        runtime().store.load(delegation_id)
+        return cls(delegation_id)
+
+    def describe(self) -> dict[str, Any]:
+        """The delegation as `delegation show --json` prints it. Raises UnknownDelegation."""
+        return describe(runtime().store.load(self.id).delegation)
+
+    def history(self) -> list[dict[str, Any]]:
+        """Its story, oldest first: ``at cause phase state text``."""
+        return [{**entry, "at": rfc3339(entry["at"])} for entry in runtime().store.history(self.id)]
+
+    def artifacts(self) -> list[dict[str, Any]]:
+        """What the agent produced, as it sent it: ``id name parts``."""
+        found: list[dict[str, Any]] = json.loads(runtime().store.content(self.id) or "[]")
+        return found
+
+    def wait(self, timeout: float | timedelta | None = None) -> dict[str, Any]:
+        """The outcome, when there is one. Raises TimeoutError, and AgentTaskFailed unless it is COMPLETED."""
+        store = runtime().store
+        for _ in changes(store, self.id.partition(".")[0], timeout):
+            delegation = store.load(self.id).delegation
+            if delegation.outcome is not None:
+                break
+        else:
+            raise TimeoutError(f"delegation {self.id} has not ended in time")
+        outcome = delegation.outcome
+        if outcome.state.value != "COMPLETED" and delegation.on_failure == "raise":
+            raise AgentTaskFailed(delegation.id, delegation.agent, outcome.state.value, outcome.reason)
+        return outcome.to_dict()
+
+
+class Workflow:
+    """A parent: blocked by the number of its unresolved children, released exactly once a round."""
+
+    def __init__(self, workflow_id: str) -> None:
+        self.id = WorkflowId(workflow_id)
+
+    def __repr__(self) -> str:
+        return f"Workflow({self.id!r})"
+
+    @classmethod
+    def open(cls, name: str = "", deadline: timedelta | datetime | str | None = None) -> Self:
+        """A new workflow. No child outlives its deadline."""
+        context = runtime()
+        limit = read_deadline(deadline)
+        workflow = cls(new_workflow_id())
+        after_s = limit.after_s if limit.at is None else limit.at - context.store.now()
+        if after_s is not None and after_s <= 0:
+            raise InvalidArguments("deadline: must be in the future")
+        context.store.open_workflow(workflow.id, name=name, deadline_s=after_s)
+        return workflow
+
+    @classmethod
+    def get(cls, workflow_id: str) -> Self:
+        """Raises UnknownWorkflow."""
+        runtime().store.load_workflow(workflow_id)
+        return cls(workflow_id)
+
+    def delegate(self, agent: str, goal: str, **arguments: Any) -> DelegationHandle:
+        """Give a piece of this workflow's work to an agent (arguments as of ``delegate``).
+
+        Raises UnknownAgent, InvalidArguments, WorkflowConflict, IdempotencyConflict.
+        """
+        arguments = {**arguments, "agent": agent, "goal": goal, "workflow": self.id}
+        delegation, opened = open_delegation(arguments, options={})
+        if not opened.existing:
+            publish_start(carrying_app(), delegation, family={})
+        return DelegationHandle(delegation.id)
+
+    def join(self, then: Signature | None = None) -> str | None:
+        """Resume me when every child is resolved; at once when none is unresolved.
+
+        ``then`` is called as ``then(*its own args, workflow_id=…, release_id=…, round=…)`` under one fixed Celery id.
+        The release id is returned when the workflow is released now. Raises WorkflowConflict for a second join.
+        """
+        store = runtime().store
+        self._continuation_is_running(store)
+        continuation = loads(dumps(then)) if then is not None else None
+        release_id = store.join_workflow(self.id, continuation)
+        if release_id is not None and continuation is not None:
+            publish_release(carrying_app(), self.id)
+        return release_id
+
+    def _continuation_is_running(self, store: Store) -> None:
+        """A join from within the last release's continuation is the best proof that it runs."""
+        running = carrying_app().current_worker_task
+        request = running.request if running is not None else None
+        record = store.load_workflow(self.id)
+        if request and record.release_id and record.is_publishing and request.id == record.release_id:
+            store.continuation_seen(self.id, record.release_id)
+
+    def wait(self, timeout: float | timedelta | None = None) -> dict[str, Any]:
+        """Until it is released or ended; its description then. Raises TimeoutError."""
+        store = runtime().store
+        for _ in changes(store, self.id, timeout):
+            if store.load_workflow(self.id).state in (WorkflowState.RELEASED, *_ENDED):
+                return self.describe()
+        raise TimeoutError(f"workflow {self.id} was not released in time")
+
+    def complete(self, result: Any = None) -> None:
+        """The end. Raises UnresolvedChildren, WorkflowConflict."""
+        self._end(WorkflowState.COMPLETED, result)
+
+    def fail(self, reason: str = "") -> None:
+        """The end, for the worse. Raises WorkflowConflict."""
+        self._end(WorkflowState.FAILED, {"reason": reason})
+
+    def _end(self, state: WorkflowState, result: Any) -> None:
+        try:
+            json.dumps(result)
+        except (TypeError, ValueError):
+            raise InvalidArguments("result: must be JSON") from None
+        runtime().store.end_workflow(self.id, state, result)
+
+    def children(self) -> list[DelegationHandle]:
+        """Handles of its children, in the order they were made."""
+        store = runtime().store
+        return [DelegationHandle(child.id) for child in _children(store, store.load_workflow(self.id))]
+
+    def outcomes(self) -> dict[str, dict[str, Any] | None]:
+        """Child id → outcome, or None while it is unresolved; in the order they were made."""
+        store = runtime().store
+        children = _children(store, store.load_workflow(self.id))
+        return {child.id: child.outcome.to_dict() if child.outcome else None for child in children}
+
+    def describe(self) -> dict[str, Any]:
+        """The workflow as `delegation workflow show --json` prints it. Raises UnknownWorkflow."""
+        store = runtime().store
+        record = store.load_workflow(self.id)
+        return {
+            "id": record.id,
+            "name": record.name,
+            "state": record.state.value,
+            "round": record.round,
+            "unresolved": record.unresolved,
+            "children": [describe(child) for child in _children(store, record)],
+            "created_at": rfc3339(record.created_at),
+            "deadline_at": rfc3339(record.deadline_at),
+        }
+
+
+_ENDED = tuple(state for state in WorkflowState if state.is_ended)
+
+
+def describe(delegation: Delegation) -> dict[str, Any]:
+    """The public shape of a delegation; names are stable (DESIGN §9)."""
+    progress, outcome = delegation.progress, delegation.outcome
+    return {
+        "id": delegation.id,
+        "workflow_id": delegation.workflow_id,
+        "agent": delegation.agent,
+        "phase": delegation.phase.value,
+        "state": delegation.state.value,
+        "watch": progress.watch.value if progress.watch else None,
+        "agent_task_id": progress.agent_task_id,
+        "context_id": progress.context_id,
+        "status_text": progress.status_text,
+        "reason": outcome.reason if outcome else None,
+        "outcome": outcome.to_dict() if outcome else None,
+        "created_at": rfc3339(delegation.created_at),
+        "updated_at": rfc3339(progress.updated_at or delegation.created_at),
+        "deadline_at": rfc3339(delegation.timers.deadline_at),
+    }
+
+
+def rfc3339(at: float | None) -> str | None:
+    """Redis time as RFC 3339 with ``Z``, milliseconds."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def changes(store: Store, root_id: str, timeout: float | timedelta | None) -> Iterator[str | None]:
+    """Now, and then each time something below ``root_id`` changes (or every few seconds, should a signal be lost)."""
+    end = (
+        None
+        if timeout is None
+        else time.monotonic() + (timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
+    )
+    with store.listen(root_id) as next_change:
+        yield None
+        while end is None or time.monotonic() < end:
+            left = 5.0 if end is None else min(5.0, max(0.0, end - time.monotonic()))
+            yield next_change(left)
+
+
+def _children(store: Store, record: WorkflowRecord) -> list[Delegation]:
+    return store.load_many([f"{record.id}.{number}" for number in range(1, record.children + 1)])

@@ -1,0 +1,65 @@
+"""Bring delegations into a Celery app: our steps, our queues, the sweeper."""
+
+from __future__ import annotations
+
+from celery import Celery
+from kombu import Exchange, Queue
+
+import workers.tasks as _steps
+from delegation.errors import ConfigurationError
+from workers.celery_settings import END_QUEUE, QUEUE, result_expires_s
+from workers.runtime import current_settings
+from workers.sweeper import Sweeper
+
+STEPS = tuple(
+    step.name
+    for step in (
+        _steps.start_agent_task,
+        _steps.watch,
+        _steps.wake,
+        _steps.finalize,
+        _steps.expire,
+        _steps.release,
+        _steps.clean_up,
+        _steps.expire_workflow,
+    )
+)
+
+
+def install(app: Celery) -> Celery:
+    """Make ``app`` carry delegations; call it once where the app is made, and return it.
+
+    Its workers then consume our queues beside theirs (``-Q yours,delegations,delegations.end``, or all by default),
+    run the sweeper, and publish what follows a delegation in *their* app, where their tasks are. Set ``[celery] app``
+    to it, so that the web app and the command line find it. Raises ConfigurationError where the app's own settings
+    cannot work.
+    """
+    if app.conf.task_always_eager:
+        raise ConfigurationError("task_always_eager: a parked chain cannot run eagerly; use a worker in tests too")
+    if "json" not in set(app.conf.accept_content):
+        raise ConfigurationError("accept_content: must contain 'json', the form of our messages")
+    if not app.conf.result_backend:
+        raise ConfigurationError("result_backend: delegations need one; results are how a canvas goes on")
+    app.conf.task_track_started = True  # how a release's continuation is seen to run
+    if (app.conf.result_expires or 0) and _seconds(app.conf.result_expires) < result_expires_s(current_settings()):
+        app.conf.result_expires = result_expires_s(current_settings())
+    _consume_our_queues(app)
+    app.steps["worker"].add(Sweeper)
+    return app
+
+
+def _consume_our_queues(app: Celery) -> None:
+    """A worker started without -Q consumes what it did before, and ours."""
+    queues = list(app.conf.task_queues or [_queue(app.conf.task_default_queue)])
+    known = {queue.name for queue in queues}
+    app.conf.task_queues = [*queues, *(_queue(name) for name in (QUEUE, END_QUEUE) if name not in known)]
+
+
+def _queue(name: str) -> Queue:
+    """With an exchange of its own: bare queues are all bound to the default one, and each gets every message."""
+    return Queue(name, Exchange(name, type="direct"), routing_key=name)
+
+
+def _seconds(value: object) -> float:
+    total = getattr(value, "total_seconds", None)
+    return float(total()) if total else float(value)  # type: ignore[arg-type]  # a number or a timedelta

@@ -1,0 +1,130 @@
+"""A worker bootstep: turns due entries into messages. Every worker may sweep; a script hands each entry out once.
+
+The due index is the outbox and the timer at once: what must still happen is in it, and stays until the script that
+proves it happened takes it out. A sweeper that dies lets the score come round again.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import structlog
+from celery import Celery, bootsteps
+from kombu.exceptions import OperationalError
+
+from delegation.decide import Step, choose_steps
+from delegation.errors import DelegationError, StateLost, StoreUnavailable
+from delegation.state import Phase
+from delegation.store import Due, Store
+from workers.canvas import publish_finalize, publish_start
+from workers.celery_settings import END_QUEUE, QUEUE
+from workers.queues import queue_lengths
+from workers.runtime import runtime
+
+log = structlog.get_logger("delegation")
+
+#: Entries taken in one go when the main queue is full: then only the steps of the other queue are sent.
+MOST_WHEN_FULL = 200
+
+
+class Sweeper(bootsteps.StartStopStep):
+    """Runs one thread in the worker's main process, about four times a second."""
+
+    requires = ("celery.worker.components:Pool",)
+    label = "Sweeper"
+
+    def __init__(self, parent: Any, **kwargs: Any) -> None:
+        super().__init__(parent, **kwargs)
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, parent: Any) -> None:
+        slots = int(getattr(parent, "concurrency", None) or 1)
+        self._thread = threading.Thread(target=self._run, args=(parent.app, slots), name="sweeper", daemon=True)
+        self._thread.start()
+
+    def stop(self, parent: Any) -> None:  # noqa: ARG002  # Celery's signature
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    terminate = stop
+
+    def _run(self, app: Celery, slots: int) -> None:
+        interval = runtime().settings.timing.sweep_interval.total_seconds()
+        sweep = Sweep(app, runtime().store, slots)
+        wait = 0.0
+        while not self._stopped.wait(wait):
+            try:
+                busy = sweep.once()
+                wait = 0.0 if busy else interval
+            except (DelegationError, OperationalError) as error:
+                log.warning("delegation.sweep_failed", code=getattr(error, "code", type(error).__name__))
+                wait = 1.0
+
+
+class Sweep:
+    """One pass over the due index, and the messages it leads to."""
+
+    def __init__(self, app: Celery, store: Store, slots: int) -> None:
+        self._app = app
+        self._store = store
+        self._most_queued = 2 * slots
+        self._epoch: str | None = None
+
+    def once(self) -> bool:
+        """Send the steps that are due; True when more may be waiting. Raises StoreUnavailable, OperationalError."""
+        self._check_epoch()
+        lengths = queue_lengths(self._app)
+        room = self._most_queued - lengths[QUEUE]
+        end_room = self._most_queued - lengths[END_QUEUE]
+        limit = min(end_room, room if room > 0 else MOST_WHEN_FULL)
+        taken = self._store.sweep(max(0, limit))
+        for due in taken:
+            if due.kind == "workflow":
+                self._sweep_workflow(due)
+            else:
+                self._sweep_delegation(due, may_call_agents=room > 0)
+        return limit > 0 and len(taken) == limit and room > 0
+
+    def _sweep_workflow(self, due: Due) -> None:
+        step = "delegation.expire_workflow" if "cleanup_at" in due.timers else Step.RELEASE.value
+        self._app.tasks[step].apply_async((due.id,), task_id=f"{due.id}.{step.rpartition('.')[2]}", add_to_parent=False)
+
+    def _sweep_delegation(self, due: Due, *, may_call_agents: bool) -> None:
+        """Steps that call agents wait while their queue is long: an outage must not turn into a storm (DESIGN §6)."""
+        for step in choose_steps(Phase(due.phase), due.timers, due.now):
+            if not may_call_agents and step in (Step.START, Step.WAKE, Step.CLEAN_UP):
+                continue
+            if step in (Step.START, Step.FINALIZE):
+                self._send_again(due, step)
+            else:
+                self._send(due, step)
+
+    def _send_again(self, due: Due, step: Step) -> None:
+        """A message of a user's canvas that was lost, or whose worker died."""
+        delegation = self._store.load(due.id).delegation
+        if step is Step.FINALIZE:
+            publish_finalize(self._app, delegation)
+        else:
+            publish_start(self._app, delegation, family=delegation.canvas)
+        self._store.count("sent_again")
+
+    def _send(self, due: Due, step: Step) -> None:
+        name = step.value.rpartition(".")[2]
+        task_id = f"{due.id}.{name}.{int(due.now * 1000)}"
+        self._app.tasks[step.value].apply_async((due.id,), task_id=task_id, add_to_parent=False)
+
+    def _check_epoch(self) -> None:
+        """Redis that forgot us is reported, never taken for an empty one (reliability.md §3)."""
+        if self._epoch is None:
+            self._epoch = self._store.make_epoch()
+            return
+        try:
+            known = self._store.epoch()
+        except StateLost:
+            known = ""
+        if known != self._epoch:
+            log.error("delegation.state_lost", expected_epoch=self._epoch, found_epoch=known or None)
+            raise StoreUnavailable("our state in Redis is gone; restart the workers to begin anew")

@@ -1,0 +1,143 @@
+"""One Celery task per step, in flow order. When a step runs is decided here; what it does, in lifecycle.py."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import structlog
+from celery import Celery, Task, shared_task
+from celery.exceptions import Ignore
+
+from delegation.agent_task import TaskState
+from delegation.errors import AgentTaskFailed, StoreUnavailable, UnknownDelegation, UnknownWorkflow
+from delegation.failpoints import failpoint
+from delegation.lifecycle import Aftermath
+from delegation.state import Phase
+from workers.canvas import END_STEP, STEP, adopt_tail, publish_finalize, publish_release, publish_wake
+from workers.runtime import runtime
+
+log = structlog.get_logger("delegation")
+
+R = TypeVar("R")
+
+
+def hint(step: Callable[[Task[Any, Any], str], R]) -> Callable[[Task[Any, Any], str], R]:
+    """A message is a hint (law 1): without Redis, or for a record that is gone, it is dropped; the due index knows."""
+
+    @functools.wraps(step)
+    def run(self: Task[Any, Any], record_id: str) -> R:
+        try:
+            return step(self, record_id)
+        except (StoreUnavailable, UnknownDelegation, UnknownWorkflow) as error:
+            log.warning("delegation.step_dropped", step=self.name, record_id=record_id[:128], code=error.code)
+            raise Ignore from error
+
+    return run
+
+
+@shared_task(bind=True, name="delegation.start_agent_task", **STEP)
+@hint
+def start_agent_task(self: Task[Any, Any], delegation_id: str) -> str:
+    """Send the brief; the agent task id is stored before anything else."""
+    follow_up(self.app, runtime().lifecycle.start_agent_task(delegation_id))
+    return delegation_id
+
+
+@shared_task(bind=True, name="delegation.watch", **STEP)
+@hint
+def watch(self: Task[Any, Any], delegation_id: str) -> str:
+    """Park the chain: no slot, no message, no timer is held. Falls through when the outcome is known already."""
+    if runtime().store.park(delegation_id):
+        if self.app.conf.worker_send_task_events:
+            self.send_event("task-parked")  # Flower shows no state that no event told
+        raise Ignore
+    return delegation_id
+
+
+@shared_task(bind=True, name="delegation.wake", **STEP)
+@hint
+def wake(self: Task[Any, Any], delegation_id: str) -> None:
+    """Look at a delegation: GetTask, and apply that answer."""
+    follow_up(self.app, runtime().lifecycle.wake(delegation_id))
+
+
+@shared_task(bind=True, name="delegation.expire", **END_STEP)
+@hint
+def expire(self: Task[Any, Any], delegation_id: str) -> None:
+    """The deadline has passed."""
+    follow_up(self.app, runtime().lifecycle.expire(delegation_id))
+
+
+class FinalizeTask(Task[Any, Any]):
+    """finalize's due entry goes when its links are published and its result is stored."""
+
+    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002
+        store = runtime().store
+        store.finish(store.load(args[0]).delegation)
+
+
+@shared_task(
+    bind=True,
+    base=FinalizeTask,
+    name="delegation.finalize",
+    throws=(AgentTaskFailed,),
+    **{**END_STEP, "ignore_result": False},
+)
+@hint
+def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
+    """Return the outcome, or raise AgentTaskFailed; what follows in the user's canvas goes on from here."""
+    delegation = runtime().store.load(delegation_id).delegation
+    if delegation.outcome is None or delegation.phase is Phase.RELEASED:
+        raise Ignore
+    if not delegation.canvas.get("chord") and self.AsyncResult(delegation.call_id).ready():
+        # Links were published and the result stored; only the last note of it is missing. A chord member runs again:
+        # its part may not have been counted.
+        runtime().store.finish(delegation)
+        raise Ignore
+    adopt_tail(self.request, delegation)
+    outcome = delegation.outcome
+    if outcome.state is TaskState.COMPLETED or delegation.on_failure == "return":
+        return outcome.to_dict()
+    raise AgentTaskFailed(delegation.id, delegation.agent, outcome.state.value, outcome.reason)
+
+
+@shared_task(bind=True, name="delegation.release", **END_STEP)
+@hint
+def release(self: Task[Any, Any], workflow_id: str) -> None:
+    """Publish a released workflow's continuation again, unless it runs or ran."""
+    publish_release(self.app, workflow_id, again=True)
+
+
+@shared_task(bind=True, name="delegation.clean_up", **STEP)
+@hint
+def clean_up(_: Task[Any, Any], delegation_id: str) -> None:
+    """Remove what a settled delegation left at the agent."""
+    runtime().lifecycle.clean_up(delegation_id)
+
+
+@shared_task(bind=True, name="delegation.expire_workflow", **END_STEP)
+@hint
+def expire_workflow(_: Task[Any, Any], workflow_id: str) -> None:
+    """Start the retention of an ended workflow and its children."""
+    store = runtime().store
+    failpoint("purge.middle")
+    store.expire_workflow(store.load_workflow(workflow_id))
+
+
+def follow_up(app: Celery, aftermath: Aftermath | None) -> None:
+    """Send at once what the sweeper would send later."""
+    if aftermath is None:
+        return
+    delegation, settlement = aftermath.delegation, aftermath.settlement
+    if aftermath.wake_now:
+        publish_wake(app, delegation, delegation.version)
+    if settlement is None or not settlement.settled:
+        return
+    failpoint("release.after_commit")
+    if settlement.release_id and delegation.workflow_id:
+        publish_release(app, delegation.workflow_id)
+        failpoint("resume.after_enqueue")
+    if settlement.was_parked:
+        publish_finalize(app, delegation)

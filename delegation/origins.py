@@ -40,7 +40,10 @@ def read_origin(url: str) -> Origin:
         raise ValueError("must be an absolute http or https URL")
     if parts.userinfo or "@" in url.split("/", 3)[2]:
         raise ValueError("must not hold a user name or password")
-    return origin_of(parts)
+    origin = origin_of(parts)
+    if not 0 < origin.port < 65_536:
+        raise ValueError("is not a URL with a possible port")
+    return origin
 
 
 def origin_of(url: httpx.URL) -> Origin:

@@ -342,12 +342,15 @@ class Store(WorkflowFacts, CensusFacts):
 
     # ------------------------------------------------------------ due entries
 
-    def sweep(self, limit: int) -> list[Due]:
-        """Take at most ``limit`` due entries, pushing each ahead; leaves a heartbeat also when ``limit`` is 0."""
+    def sweep(self, limit: int, *, may_call_agents: bool = True) -> list[Due]:
+        """Take at most ``limit`` due entries, pushing each ahead; leaves a heartbeat also when ``limit`` is 0.
+
+        Without ``may_call_agents`` only those that end something are returned, and the others come round in a second.
+        """
         now, *rows = self.run(
             "sweep",
             [self.key("due"), self.key("sweeper")],
-            [limit, self.rules.hint_patience_s, self.key("d", ""), self.key("w", "")],
+            [limit, self.rules.hint_patience_s, self.key("d", ""), self.key("w", ""), flag(may_call_agents)],
         )
         return [
             Due(

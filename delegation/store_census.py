@@ -47,17 +47,25 @@ class CensusFacts(RedisAccess):
         return None if found is None else max(0.0, self.now() - float(found))
 
     def metrics(self) -> dict[str, Any]:
-        """``due``, ``oldest_due_age_s``, ``parked`` and ``counters`` (see the scripts for their names)."""
+        """``due`` now, ``scheduled`` in all, ``oldest_due_age_s``, ``parked``, ``counters`` (named by the scripts)."""
         with self.seam():
+            now = self.now()
             pipe = self.client.pipeline(transaction=False)
+            pipe.zcount(self.key("due"), "-inf", now)
             pipe.zcard(self.key("due"))
             pipe.zrange(self.key("due"), 0, 0, withscores=True)
             pipe.hgetall(self.key("counters"))
-            pipe.time()
-            due, oldest, counters, (seconds, micros) = pipe.execute()
-        age = max(0.0, seconds + micros / 1e6 - oldest[0][1]) if oldest else 0.0
+            due, scheduled, oldest, counters = pipe.execute()
+        age = max(0.0, now - oldest[0][1]) if oldest else 0.0
         numbers = {name: int(value) for name, value in counters.items()}
-        return {"due": due, "oldest_due_age_s": age, "parked": numbers.pop("parked", 0), "counters": numbers}
+        parked = numbers.pop("parked", 0)
+        return {
+            "due": due,
+            "scheduled": scheduled,
+            "oldest_due_age_s": age,
+            "parked": parked,
+            "counters": numbers,
+        }
 
     def count(self, name: str, by: int = 1) -> None:
         """Increment a counter that belongs to no script."""

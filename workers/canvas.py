@@ -21,11 +21,11 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
 from delegation.errors import CallerError, StoreUnavailable, UnknownAgent
+from delegation.failpoints import failpoint
 from delegation.opening import arguments_digest, make_delegation, read_deadline
 from delegation.state import Delegation
 from delegation.store import Opened
 from workers.carrier import carrying_app
-from workers.celery_settings import END_QUEUE, QUEUE
 from workers.runtime import runtime
 
 log = structlog.get_logger("delegation")
@@ -37,7 +37,6 @@ FAMILY_OPTIONS = ("root_id", "parent_id")
 
 #: Options of every step: redelivered when its worker dies, its own result of no interest.
 STEP: dict[str, Any] = {
-    "queue": QUEUE,
     "acks_late": True,
     "reject_on_worker_lost": True,
     "ignore_result": True,
@@ -45,7 +44,6 @@ STEP: dict[str, Any] = {
     "soft_time_limit": 60,
     "time_limit": 90,
 }
-END_STEP: dict[str, Any] = {**STEP, "queue": END_QUEUE}
 
 
 class DelegateTask(Task[Any, Any]):
@@ -77,7 +75,7 @@ class DelegateTask(Task[Any, Any]):
         return self.AsyncResult(delegation.call_id)
 
 
-@shared_task(bind=True, base=DelegateTask, name="delegation.delegate", queue=QUEUE, acks_late=True, typing=False)
+@shared_task(bind=True, base=DelegateTask, name="delegation.delegate", acks_late=True, typing=False)
 def _delegate(self: DelegateTask, *inputs: Any, **arguments: Any) -> None:
     """Give work to an agent: ``delegate.s(agent="flights", goal="…", …) | next.s()`` (arguments: DESIGN §9).
 
@@ -111,6 +109,7 @@ def open_delegation(
         canvas=_tail(options),
         number=number,
     )
+    failpoint("accept.before_commit")
     opened = _patiently(
         lambda: context.store.open_delegation(
             delegation,
@@ -122,6 +121,7 @@ def open_delegation(
         ),
         in_canvas=call_id is not None and carrying_app().current_worker_task is not None,
     )
+    failpoint("accept.after_commit")
     return (context.store.load(opened.id).delegation if opened.existing else delegation), opened
 
 

@@ -9,6 +9,18 @@ from delegation.settings import Settings
 QUEUE = "delegations"  #: steps that call an agent
 END_QUEUE = "delegations.end"  #: steps that end something and call no agent: never behind a slow one
 
+TASK_ROUTES = {
+    "delegation.delegate": {"queue": QUEUE},
+    "delegation.start_agent_task": {"queue": QUEUE},
+    "delegation.watch": {"queue": QUEUE},
+    "delegation.wake": {"queue": QUEUE},
+    "delegation.clean_up": {"queue": QUEUE},
+    "delegation.finalize": {"queue": END_QUEUE},
+    "delegation.expire": {"queue": END_QUEUE},
+    "delegation.release": {"queue": END_QUEUE},
+    "delegation.expire_workflow": {"queue": END_QUEUE},
+}
+
 
 def celery_prefix(settings: Settings) -> str:
     """Broker and result keys live under our own prefix; kombu and the result backend add nothing after a ':'."""

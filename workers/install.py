@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from celery import Celery
 from kombu import Exchange, Queue
+from kombu.utils.functional import maybe_list
 
-import workers.tasks as _steps
+import workers.tasks  # noqa: F401  # registers the steps
 from delegation.errors import ConfigurationError
-from workers.celery_settings import END_QUEUE, QUEUE, result_expires_s
+from workers.celery_settings import END_QUEUE, QUEUE, TASK_ROUTES, result_expires_s
 from workers.runtime import current_settings
 from workers.sweeper import Sweeper
-
-STEPS = tuple(
-    step.name
-    for step in (
-        _steps.start_agent_task,
-        _steps.watch,
-        _steps.wake,
-        _steps.finalize,
-        _steps.expire,
-        _steps.release,
-        _steps.clean_up,
-        _steps.expire_workflow,
-    )
-)
 
 
 def install(app: Celery) -> Celery:
@@ -43,6 +30,7 @@ def install(app: Celery) -> Celery:
     app.conf.task_track_started = True  # how a release's continuation is seen to run
     if (app.conf.result_expires or 0) and _seconds(app.conf.result_expires) < result_expires_s(current_settings()):
         app.conf.result_expires = result_expires_s(current_settings())
+    app.conf.task_routes = [TASK_ROUTES, *maybe_list(app.conf.task_routes or [])]
     _consume_our_queues(app)
     app.steps["worker"].add(Sweeper)
     return app

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
-from kombu.exceptions import ChannelError, OperationalError
+from kombu.exceptions import OperationalError
 
 from workers.celery_settings import END_QUEUE, QUEUE
 
@@ -18,9 +18,8 @@ def queue_lengths(app: Celery, queues: tuple[str, ...] = (QUEUE, END_QUEUE)) -> 
         lengths = {}
         for name in queues:
             try:
-                lengths[name] = int(channel.queue_declare(queue=name, passive=True).message_count)
-            except ChannelError:
-                lengths[name] = 0  # an empty Redis list does not exist
+                # Declared, not asked passively: that looks for the key without kombu's global prefix.
+                lengths[name] = int(channel.queue_declare(queue=name, durable=True).message_count)
             except connection.connection_errors as error:
                 raise OperationalError(str(error)) from error
         return lengths

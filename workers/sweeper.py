@@ -24,8 +24,10 @@ from workers.runtime import runtime
 
 log = structlog.get_logger("delegation")
 
-#: Entries taken in one go when the main queue is full: then only the steps of the other queue are sent.
-MOST_WHEN_FULL = 200
+#: Entries looked at in one go while the main queue is full: then only what ends something is sent.
+MOST_WHEN_FULL = 1000
+#: A small worker must not take a queue for full that the others empty quickly.
+LEAST_QUEUED = 64
 
 
 class Sweeper(bootsteps.StartStopStep):
@@ -70,7 +72,7 @@ class Sweep:
     def __init__(self, app: Celery, store: Store, slots: int) -> None:
         self._app = app
         self._store = store
-        self._most_queued = 2 * slots
+        self._most_queued = max(LEAST_QUEUED, 2 * slots)
         self._epoch: str | None = None
 
     def once(self) -> bool:
@@ -79,14 +81,14 @@ class Sweep:
         lengths = queue_lengths(self._app)
         room = self._most_queued - lengths[QUEUE]
         end_room = self._most_queued - lengths[END_QUEUE]
-        limit = min(end_room, room if room > 0 else MOST_WHEN_FULL)
-        taken = self._store.sweep(max(0, limit))
+        limit = max(0, min(end_room, room) if room > 0 else min(end_room, MOST_WHEN_FULL))
+        taken = self._store.sweep(limit, may_call_agents=room > 0)
         for due in taken:
             if due.kind == "workflow":
                 self._sweep_workflow(due)
             else:
                 self._sweep_delegation(due, may_call_agents=room > 0)
-        return limit > 0 and len(taken) == limit and room > 0
+        return room > 0 and limit > 0 and len(taken) == limit
 
     def _sweep_workflow(self, due: Due) -> None:
         step = "delegation.expire_workflow" if "cleanup_at" in due.timers else Step.RELEASE.value

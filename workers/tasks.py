@@ -15,7 +15,7 @@ from delegation.errors import AgentTaskFailed, StoreUnavailable, UnknownDelegati
 from delegation.failpoints import failpoint
 from delegation.lifecycle import Aftermath
 from delegation.state import Phase
-from workers.canvas import END_STEP, STEP, adopt_tail, publish_finalize, publish_release, publish_wake
+from workers.canvas import STEP, adopt_tail, publish_finalize, publish_release, publish_wake
 from workers.runtime import runtime
 
 log = structlog.get_logger("delegation")
@@ -63,7 +63,7 @@ def wake(self: Task[Any, Any], delegation_id: str) -> None:
     follow_up(self.app, runtime().lifecycle.wake(delegation_id))
 
 
-@shared_task(bind=True, name="delegation.expire", **END_STEP)
+@shared_task(bind=True, name="delegation.expire", **STEP)
 @hint
 def expire(self: Task[Any, Any], delegation_id: str) -> None:
     """The deadline has passed."""
@@ -83,7 +83,7 @@ class FinalizeTask(Task[Any, Any]):
     base=FinalizeTask,
     name="delegation.finalize",
     throws=(AgentTaskFailed,),
-    **{**END_STEP, "ignore_result": False},
+    **{**STEP, "ignore_result": False},
 )
 @hint
 def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
     raise AgentTaskFailed(delegation.id, delegation.agent, outcome.state.value, outcome.reason)
 
 
-@shared_task(bind=True, name="delegation.release", **END_STEP)
+@shared_task(bind=True, name="delegation.release", **STEP)
 @hint
 def release(self: Task[Any, Any], workflow_id: str) -> None:
     """Publish a released workflow's continuation again, unless it runs or ran."""
@@ -117,7 +117,7 @@ def clean_up(_: Task[Any, Any], delegation_id: str) -> None:
     runtime().lifecycle.clean_up(delegation_id)
 
 
-@shared_task(bind=True, name="delegation.expire_workflow", **END_STEP)
+@shared_task(bind=True, name="delegation.expire_workflow", **STEP)
 @hint
 def expire_workflow(_: Task[Any, Any], workflow_id: str) -> None:
     """Start the retention of an ended workflow and its children."""

@@ -2,6 +2,7 @@
 -- The only script that computes keys: it cannot know before it looks which records are due.
 -- KEYS 1 due   2 sweeper (heartbeat)
 -- ARGV 1 most entries to take   2 seconds to push ahead   3 prefix of delegation records   4 prefix of workflow records
+--      5 '1' when steps that call agents may be sent; otherwise only what ends something is taken, the rest comes again in 1 s
 -- Answer {now, member, name of the record's phase or state, timers as 'name=value …', …}
 local now = redis_now()
 redis.call('SET', KEYS[2], stamp(now))
@@ -20,10 +21,16 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now),
     for i, name in ipairs(TIMERS) do
       if values[i] then timers[#timers + 1] = name .. '=' .. values[i] end
     end
-    redis.call('ZADD', KEYS[1], 'XX', ahead, member)
-    taken[#taken + 1] = member
-    taken[#taken + 1] = phase
-    taken[#taken + 1] = table.concat(timers, ' ')
+    local deadline = seconds(values[2])
+    local ends = kind == 'workflow' or phase == 'SETTLED' or phase == 'RELEASED' or (deadline and deadline <= now)
+    if ends or ARGV[5] == '1' then
+      redis.call('ZADD', KEYS[1], 'XX', ahead, member)
+      taken[#taken + 1] = member
+      taken[#taken + 1] = phase
+      taken[#taken + 1] = table.concat(timers, ' ')
+    else
+      redis.call('ZADD', KEYS[1], 'XX', stamp(now + 1), member)
+    end
   end
 end
 return taken

@@ -168,6 +168,16 @@ def closes(after: bytes = b"") -> Behaviour:
     return behave
 
 
+def hangs() -> Behaviour:
+    """Not a byte until the client goes away."""
+
+    def behave(_: Seen, connection: socket.socket) -> bool:
+        connection.recv(1)
+        return False
+
+    return behave
+
+
 def drips(server: Callable[[], RawServer], head: bytes, every_s: float) -> Behaviour:
     """Sends `head`, then a byte now and then until the client goes away."""
 

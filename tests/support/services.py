@@ -106,7 +106,7 @@ class Web(ChildProcess):
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, "-m", "gunicorn", app, "--bind", f"127.0.0.1:{self.port}"]
+        command = [sys.executable, "-m", "gunicorn", "-c", "python:web.server", app, "--bind", f"127.0.0.1:{self.port}"]
         command += ["--worker-class", "gthread", "--workers", str(workers), "--threads", str(threads)]
         command += ["--no-control-socket"]  # its default path is one per user, which parallel tests would fight over
         super().__init__([*command, *options], log=log, env=env)

@@ -118,7 +118,7 @@ def test_other_versions_are_not_spoken(version: object) -> None:
     """Case C097: neither compared as text nor as numbers, and no silent fallback to 0.3."""
     error = refused(card(supportedInterfaces=[interface(version=version)]))
     assert type(error) is AgentRefused
-    assert error.detail.startswith("no_supported_interface: the card offers JSONRPC ")
+    assert error.detail.startswith("no_supported_interface: the card offers JSONRPC")
 
 
 def test_the_first_interface_we_speak_is_chosen() -> None:

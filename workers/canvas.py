@@ -165,7 +165,7 @@ def publish_start(app: Celery, delegation: Delegation, *, family: Mapping[str, A
     if family.get("countdown"):
         return
     related = {name: family[name] for name in FAMILY_OPTIONS if family.get(name) is not None}
-    watch = app.signature("delegation.watch", (delegation.id,), immutable=True, task_id=f"{delegation.id}.watch")
+    watch = app.signature("delegation.watch", (delegation.id,), immutable=True, task_id=watch_id(delegation.id))
     finalize = _finalize(app, delegation, related)
     _publish(
         app,
@@ -175,6 +175,11 @@ def publish_start(app: Celery, delegation: Delegation, *, family: Mapping[str, A
         chain=[finalize, watch],  # Celery takes the next from the end
         **related,
     )
+
+
+def watch_id(delegation_id: str) -> str:
+    """Our steps' Celery ids contain the delegation's, so that Flower finds them."""
+    return f"{delegation_id}.watch"
 
 
 def publish_finalize(app: Celery, delegation: Delegation) -> None:

@@ -107,11 +107,15 @@ class Sweep:
     def _send_again(self, due: Due, step: Step) -> None:
         """A message of a user's canvas that was lost, or whose worker died."""
         delegation = self._store.load(due.id).delegation
-        if step is Step.FINALIZE:
-            publish_finalize(self._app, delegation)
-        else:
+        if step is Step.START:
             publish_start(self._app, delegation, family=delegation.canvas)
-        self._store.count("sent_again")
+        elif not delegation.canvas.get("chord") and self._app.AsyncResult(delegation.call_id).ready():
+            self._store.finish(delegation)  # it ran and died before saying so, or somebody revoked it
+            return
+        else:
+            publish_finalize(self._app, delegation)
+        if delegation.phase in (Phase.OPENED, Phase.SETTLED):
+            self._store.count("redriven")
 
     def _send(self, due: Due, step: Step) -> None:
         name = step.value.rpartition(".")[2]

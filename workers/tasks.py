@@ -15,7 +15,8 @@ from delegation.errors import AgentTaskFailed, StoreUnavailable, UnknownDelegati
 from delegation.failpoints import failpoint
 from delegation.lifecycle import Aftermath
 from delegation.state import Phase
-from workers.canvas import STEP, adopt_tail, publish_finalize, publish_release, publish_wake
+from workers.canvas import STEP, adopt_tail, publish_finalize, publish_release, publish_wake, watch_id
+from workers.events import announce_parked, announce_resumed
 from workers.runtime import runtime
 
 log = structlog.get_logger("delegation")
@@ -50,8 +51,7 @@ def start_agent_task(self: Task[Any, Any], delegation_id: str) -> str:
 def watch(self: Task[Any, Any], delegation_id: str) -> str:
     """Park the chain: no slot, no message, no timer is held. Falls through when the outcome is known already."""
     if runtime().store.park(delegation_id):
-        if self.app.conf.worker_send_task_events:
-            self.send_event("task-parked")  # Flower shows no state that no event told
+        announce_parked(self)
         raise Ignore
     return delegation_id
 
@@ -83,6 +83,7 @@ class FinalizeTask(Task[Any, Any]):
     base=FinalizeTask,
     name="delegation.finalize",
     throws=(AgentTaskFailed,),
+    resultrepr_maxsize=90,  # id, agent and state; the text is nothing for events and logs (law 8)
     **{**STEP, "ignore_result": False},
 )
 @hint
@@ -96,6 +97,8 @@ def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
         # its part may not have been counted.
         runtime().store.finish(delegation)
         raise Ignore
+    if delegation.parked:
+        announce_resumed(self, watch_id(delegation.id))
     adopt_tail(self.request, delegation)
     outcome = delegation.outcome
     if outcome.state is TaskState.COMPLETED or delegation.on_failure == "return":

@@ -35,7 +35,7 @@ from google.protobuf.struct_pb2 import Value
 from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
 from delegation.answers import find_tasks, history_message_ids, read_send_answer, read_task
 from delegation.cards import CheckedCard, standard_headers
-from delegation.errors import AgentError, AgentRefused, CallAmbiguous
+from delegation.errors import AgentError, AgentRefused, AgentUnreachable, CallAmbiguous
 from delegation.outbound import Exchange, GuardedTransport, drive, exchanging
 from delegation.replies import JSONRPC, Question, read_reply
 from delegation.settings import AgentSettings, LimitSettings
@@ -185,8 +185,7 @@ class AgentClient:
             raise
         except Exception as error:
             if not exchange.status:
-                outcome = CallAmbiguous if exchange.sent else AgentRefused
-                raise outcome(f"{method.name}: the call could not be made ({type(error).__name__})") from error
+                raise _explain(method, error, exchange) from error
             # The answer is here all the same; what the SDK thought of its stand-in does not matter.
         question = Question(
             method=method.name,
@@ -303,6 +302,14 @@ def _same_task(task: AgentTask, asked: AgentTaskId) -> AgentTask:
 def _request_id(body: bytes) -> str:
     request_id: str = json.loads(body)["id"]
     return request_id
+
+
+def _explain(method: _Method, error: Exception, exchange: Exchange) -> AgentError:
+    """For what neither we nor the network raised: a request that cannot be built, or an interruption."""
+    detail = f"{method.name}: the call could not be made ({type(error).__name__})"
+    if exchange.sent:
+        return CallAmbiguous(detail)
+    return AgentRefused(detail) if isinstance(error, ValueError | TypeError) else AgentUnreachable(detail)
 
 
 async def _exhaust(events: AsyncIterator[Any]) -> None:

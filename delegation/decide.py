@@ -86,6 +86,24 @@ def forget_intent(delegation: Delegation, moment: Moment) -> Change:
     return Change(after=_look_again(replace(delegation, progress=progress), moment.now), counts=("sends_repeated",))
 
 
+def adopted(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
+    """The agent lists a task with our message: it is ours. A list may leave out artifacts, so it is fetched next."""
+    progress = replace(
+        delegation.progress,
+        agent_task_id=task.id,
+        context_id=task.context_id or None,
+        intent_at=None,
+        empty_lookups=0,
+        failures=0,
+        failing_since=None,
+        attempts=0,
+        updated_at=moment.now,
+    )
+    after = _look_again(replace(delegation, phase=Phase.WATCHING, progress=progress), moment.now)
+    story = (HistoryEntry(cause=Cause.SENT, state=progress.state, text="found in the agent's list of tasks"),)
+    return Change(after=after, history=story, counts=("sends_reconciled",))
+
+
 def answered_directly(delegation: Delegation, message: AgentMessage, moment: Moment) -> Change:
     """A Message instead of a Task: COMPLETED with that text, nothing to watch, nothing to cancel (DESIGN §5)."""
     progress = replace(

@@ -178,16 +178,13 @@ class Lifecycle:
         if begun is not Begun.BEGUN:
             return None
         try:
-            task = agent.find_task(
-                delegation.own_context_id, delegation.message_id, deadline_s=self._rules.call_deadline_s
-            )
+            task = agent.find_task(delegation.own_context_id, delegation.message_id, deadline_s=self._call_s(loaded))
         except AgentError as error:
             return self._write(delegation, self._look_up_failed(loaded, delegation, error))
         moment = self._moment(loaded)
         if task is None:
             return self._write(delegation, decide.look_up_came_back_empty(delegation, moment))
-        change = decide.transition(delegation, task, cause=Cause.SENT, moment=moment)
-        return self._write(delegation, replace(change, counts=(*change.counts, "sends_reconciled")))
+        return self._write(delegation, decide.adopted(delegation, task, moment), made=task)
 
     def _look_up_failed(self, loaded: Loaded, delegation: Delegation, error: AgentError) -> Change:
         """Where the agent cannot be asked, the operator's word decides: send again, or give up with the truth."""
@@ -237,7 +234,7 @@ class Lifecycle:
         agent_task_id = delegation.progress.agent_task_id
         assert agent_task_id is not None  # WATCHING implies it
         try:
-            task = agent.get_task(agent_task_id, deadline_s=self._rules.call_deadline_s)
+            task = agent.get_task(agent_task_id, deadline_s=self._call_s(loaded))
         except AgentTaskNotFound:
             return decide.task_not_found(delegation, cause=cause, moment=self._moment(loaded))
         except AnswerTooLarge as error:
@@ -351,8 +348,13 @@ class Lifecycle:
         return Aftermath(delegation=after, settlement=settlement)
 
     def _cancel_orphan(self, delegation: Delegation, made: AgentTask) -> None:
-        """Best effort: the record decided without this agent task, so nobody will ever look at it."""
-        if self._store.load(delegation.id).delegation.progress.agent_task_id == made.id:
+        """Best effort: the record decided without this agent task, so nobody will ever look at it.
+
+        While the record knows no agent task, whoever took over is about to find this one in the agent's list.
+        """
+        current = self._store.load(delegation.id).delegation
+        known = current.progress.agent_task_id
+        if known == made.id or (known is None and not current.phase.is_settled):
             return
         try:
             self._agents.client(delegation.agent).cancel_task(made.id, deadline_s=self._rules.call_deadline_s)
@@ -366,9 +368,14 @@ class Lifecycle:
         return Moment(now=loaded.now(), rules=self._rules, rand=self._rand())
 
     def _call_s(self, loaded: Loaded) -> float:
-        """What is left for a call so that its answer can still be written under the lease."""
-        used = loaded.now() - loaded.read_at
-        return max(1.0, min(self._rules.call_deadline_s, self._rules.lease_s - self._rules.lease_margin_s / 3 - used))
+        """What is left for a call so that its answer can still be written under the lease.
+
+        Raises AgentUnreachable when nothing is: this process slept, and somebody else is at work.
+        """
+        left = self._rules.lease_s - self._rules.lease_margin_s / 3 - (loaded.now() - loaded.read_at)
+        if left <= 0:
+            raise AgentUnreachable("the lease ran out before the call")
+        return min(self._rules.call_deadline_s, left)
 
     def _choose_watch(self, agent: str) -> Watch:
         return choose(self._agents.config(agent).updates, self._agents.card(agent), base_url=self._base_url)

@@ -161,8 +161,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         pool = self._pools.get(pid)
         if pool is None:
             pool = self._pools.setdefault(pid, self._new_pool())
-            for other in [key for key in self._pools if key != pid]:
-                del self._pools[other]
+            for other in [key for key in list(self._pools) if key != pid]:
+                self._pools.pop(other, None)
         return pool
 
     def _new_pool(self) -> httpcore.ConnectionPool:

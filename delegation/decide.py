@@ -76,7 +76,7 @@ def look_up_came_back_empty(delegation: Delegation, moment: Moment) -> Change:
     lookups = progress.empty_lookups + 1
     if lookups >= 2 and moment.now >= sure_at:
         return forget_intent(delegation, moment)
-    progress = replace(progress, empty_lookups=lookups, attempts=0)
+    progress = replace(progress, empty_lookups=lookups, failures=0, failing_since=None, attempts=0)
     return Change(after=_look_again(replace(delegation, progress=progress), max(sure_at, moment.now + 1.0)))
 
 
@@ -268,9 +268,8 @@ def settle(
     )
     after = replace(after, timers=replace(after.timers, cleanup_at=moment.now if leftovers else None))
     story = (HistoryEntry(cause=cause, state=state, text=_cut(reason.value if reason else text, 200)),)
-    whole = text if outcome.truncated and not content else ""
-    if whole:
-        content = ({"id": "text", "name": "", "parts": [{"text": whole}]},)
+    if outcome.truncated and text != "\n".join(a.text for a in artifacts if a.text):
+        content = (*content, {"id": "text", "name": "", "parts": [{"text": text}]})
     counts = (f"settled:{state.value}:{cause.value}",)
     return Change(after=after, outcome=outcome, content=content, history=story, counts=counts)
 
@@ -314,12 +313,13 @@ def choose_steps(phase: Phase, timers: Mapping[str, float], now: float) -> tuple
     def passed(name: str) -> bool:
         return name in timers and timers[name] <= now
 
+    leased = timers.get("lease_until", 0.0) > now
     if phase.is_settled:
         finalize = (Step.FINALIZE,) if passed("publish_at") else ()
-        return (*finalize, Step.CLEAN_UP) if passed("cleanup_at") else finalize
+        return (*finalize, Step.CLEAN_UP) if passed("cleanup_at") and not leased else finalize
     if passed("deadline_at"):
         return (Step.EXPIRE,)
-    if timers.get("lease_until", 0.0) > now:
+    if leased:
         return ()
     return (Step.START,) if phase in (Phase.OPENED, Phase.STARTING) else (Step.WAKE,)
 

@@ -1,7 +1,8 @@
 """Named places where a test may kill, raise or hang this process; nothing happens unless the environment says so.
 
-``DELEGATION_FAILPOINT=name:action[:nth]`` with action ``kill`` (SIGKILL to itself), ``raise`` or ``hang`` (until
-killed); ``nth`` (default 1) is the pass at which it fires. Durability is a claim until a worker dies at each of these.
+``DELEGATION_FAILPOINT=name:action[:nth]`` with action ``kill`` (SIGKILL to itself), ``stop`` (SIGSTOP to itself, until
+a test lets it go on), ``raise`` or ``hang`` (until killed); ``nth`` (default 1) is the pass at which it fires.
+Durability is a claim until a worker dies at each of these.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def failpoint(name: str) -> None:
             return
     if _action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif _action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     elif _action == "hang":
         threading.Event().wait()
     else:

@@ -290,6 +290,7 @@ class Lifecycle:
         call_s = self._rules.call_deadline_s / 2
         if delegation.progress.abandoned:
             _unless_refused(lambda: agent.cancel_task(agent_task_id, deadline_s=call_s))
+            failpoint("cancel.after_call")
         failpoint("cfg.before_delete")
         if delegation.progress.push_config:
             config_id = delegation.push_config_id

@@ -18,7 +18,7 @@ from delegation.state import Brief, Delegation, DelegationId, WorkflowId
 
 GOAL_LIMIT = 256 * 1024  #: characters; what an agent is told must fit a request
 _DURATION = TypeAdapter(timedelta)
-_CELERY_ID = re.compile(r"^[\x21-\x7e]{1,256}$")
+_CELERY_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 class DelegateArguments(TypedDict, total=False):
@@ -90,8 +90,9 @@ def make_delegation(
     check_arguments(arguments)
     workflow = arguments.get("workflow")
     delegation_id = DelegationId(f"{workflow}.{number}" if workflow else new_workflow_id())
-    if call_id is not None and not _CELERY_ID.match(call_id):
+    if call_id is not None and not _CELERY_ID.fullmatch(call_id):
         raise InvalidArguments("task_id: 1 to 256 printable characters without spaces")
+    _check_inputs(inputs)
     return Delegation(
         id=delegation_id,
         agent=arguments["agent"],
@@ -143,10 +144,19 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         if arguments.get(name) is not None:
             _check_string(name, arguments[name], least=1, most=256)
     criteria = arguments.get("acceptance_criteria") or ()
-    if isinstance(criteria, str) or not all(isinstance(criterion, str) for criterion in criteria):
+    if not isinstance(criteria, list | tuple) or not all(isinstance(criterion, str) for criterion in criteria):
         raise InvalidArguments("acceptance_criteria: a list of strings")
+    _check_string("acceptance_criteria", "\n".join(criteria), most=GOAL_LIMIT)
     if (arguments.get("on_failure") or "raise") not in ("raise", "return"):
         raise InvalidArguments('on_failure: "raise" or "return"')
+
+
+def _check_inputs(inputs: Sequence[Any]) -> None:
+    """Celery's JSON carries dates and bytes from link to link; what an agent can be told is plain JSON."""
+    try:
+        json.dumps(inputs, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidArguments("inputs: what earlier links pipe in must be plain JSON") from None
 
 
 def _check_string(name: str, value: Any, *, least: int = 0, most: int) -> None:

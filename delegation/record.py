@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from delegation.agent_task import AgentTaskId, ContextId, TaskState
+from delegation.agent_task import AgentTaskId, ContextId, TaskState, read_state
 from delegation.state import Brief, Delegation, DelegationId, Outcome, Phase, Progress, Timers, Watch, WorkflowId
 
 _TIMERS = tuple(field.name for field in fields(Timers))
@@ -88,7 +88,7 @@ def decode(delegation_id: str, raw: Mapping[str, str]) -> Delegation:
         wakes=int(raw.get("wakes", 0)),
         fence=int(raw.get("fence", 0)),
         heard=raw.get("heard", ""),
-        claimed=TaskState(raw["claimed"]) if "claimed" in raw else None,
+        claimed=read_state(raw.get("claimed")),
         fetched_at=float(raw["fetched_at"]) if "fetched_at" in raw else None,
         push_digest=raw.get("digest", ""),
         timers=Timers(**{name: float(raw[name]) for name in _TIMERS if name in raw}),

@@ -19,6 +19,7 @@ from delegation.state import Rules
 
 #: Each script, and what is included before it.
 _SCRIPTS = {
+    "number": ("number",),
     "open": ("due", "open"),
     "begin": ("due", "begin"),
     "save": ("due", "save"),
@@ -87,7 +88,10 @@ class RedisAccess:
 
     def key(self, kind: str, name: str | None = None) -> str:
         """``<prefix><kind>`` or ``<prefix><kind>:<name>``; the kinds are listed in store.py."""
-        return f"{self.prefix}{kind}" if name is None else f"{self.prefix}{kind}:{name}"
+        if name is None:
+            return f"{self.prefix}{kind}"
+        # An id from a command line may hold lone surrogates, which no key can: then it is an unknown one.
+        return f"{self.prefix}{kind}:{name}".encode("utf-8", "replace").decode()
 
     def run(self, script: str, keys: list[str], args: list[Any]) -> Any:
         """Run a script and return its answer."""

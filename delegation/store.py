@@ -9,7 +9,9 @@ Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
     u:<workflow id>          set     ids of its unresolved children          empties itself
     call:<celery id>         string  delegation id of a `delegate` call      with the record
     idem:<scope digest>      hash    id and arguments of an idempotency key  retention
-    card:<agent id>          string  the agent's card, JSON                  a cache, with a TTL
+    card:<agent id>          string  the agent's card or refusal, JSON       a cache, with a TTL
+    card:<agent id>:accepted string  the last card that was accepted         a cache, with a TTL
+    card:<agent id>:lock     string  who is fetching it now                  seconds
     calls:<agent id>         zset    running calls, scored by lease end      empties itself
     waiting:<agent id>       zset    delegations waiting for a call slot     empties itself
     due                      zset    what must be looked at, by Redis time   the outbox and the timer at once
@@ -145,6 +147,7 @@ class Store(WorkflowFacts, CensusFacts):
                 start_after_s,
                 self.limits.history,
                 _entry(HistoryEntry(cause=Cause.OPENED, state=delegation.state), Phase.OPENED),
+                int(self.limits.max_deadline_s) + self.limits.retention_s,
                 len(fields),
                 *flatten(fields),
             ],
@@ -308,6 +311,7 @@ class Store(WorkflowFacts, CensusFacts):
                 self.key("c", delegation.id),
                 self.key("call", delegation.call_id),
                 self.key("idem", delegation.idempotency or "-"),
+                self.key("w", root_of(delegation)),
             ],
             [delegation.id, root_of(delegation), self.limits.retention_s, flag(delegation.workflow_id is not None)],
         )

@@ -76,6 +76,16 @@ class CensusFacts(RedisAccess):
         """Workflows and lone delegations, newest first: (id, is a workflow). Expired ones are dropped on the way."""
         with self.seam():
             ids: Any = self.client.zrange(self.key("roots"), 0, limit - 1, desc=True)
+        return self._roots_that_exist(ids)
+
+    def trim_roots(self, limit: int = 500) -> int:
+        """Drop those of the oldest ``limit`` that have expired, which no listing may ever come to; how many there were."""
+        with self.seam():
+            ids: Any = self.client.zrange(self.key("roots"), 0, limit - 1)
+        return len(ids) - len(self._roots_that_exist(ids))
+
+    def _roots_that_exist(self, ids: list[str]) -> list[tuple[str, bool]]:
+        with self.seam():
             pipe = self.client.pipeline(transaction=False)
             for root in ids:
                 pipe.exists(self.key("w", root))

@@ -9,7 +9,7 @@ from typing import Any
 from delegation.errors import UnknownWorkflow, UnresolvedChildren, WorkflowConflict
 from delegation.record import dump_json
 from delegation.redis_access import RedisAccess, new_operation_id
-from delegation.state import WorkflowId
+from delegation.state import Phase, WorkflowId
 from delegation.workflow import Workflow, WorkflowState
 
 
@@ -42,15 +42,10 @@ class WorkflowFacts(RedisAccess):
 
     def next_child_number(self, workflow_id: WorkflowId) -> int:
         """Reserve a child's number; one that is never used leaves a gap and nothing else. Raises UnknownWorkflow."""
-        with self.seam():
-            pipe = self.client.pipeline(transaction=True)
-            pipe.exists(self.key("w", workflow_id))
-            pipe.hincrby(self.key("w", workflow_id), "children", 1)
-            existed, number = pipe.execute()
-            if not existed:
-                self.client.delete(self.key("w", workflow_id))
-                raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
-        return int(number)
+        number = int(self.run("number", [self.key("w", workflow_id)], []))
+        if number == 0:
+            raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
+        return number
 
     def join_workflow(self, workflow_id: WorkflowId, continuation: Mapping[str, Any] | None) -> str | None:
         """Ask to be resumed when no child is unresolved; the release id if none is now. Raises WorkflowConflict."""
@@ -105,21 +100,32 @@ class WorkflowFacts(RedisAccess):
             raise WorkflowConflict(f"workflow {workflow_id} has ended already: {detail[0]}")
 
     def expire_workflow(self, workflow: Workflow) -> None:
-        """Start the retention of an ended workflow and all its children; safe to run again."""
+        """Start the retention of an ended workflow and of its children that ended too; safe to run again.
+
+        A child that outlives a failed workflow starts its own when it ends (finish.lua).
+        """
         names = [f"{workflow.id}.{number}" for number in range(1, workflow.children + 1)]
         for start in range(0, len(names), 500):
-            with self.seam():
-                pipe = self.client.pipeline(transaction=False)
-                for child in names[start : start + 500]:
-                    for kind in ("d", "h", "c"):
-                        pipe.expire(self.key(kind, child), self.limits.retention_s)
-                pipe.execute()
+            self._expire_ended(names[start : start + 500])
         with self.seam():
             pipe = self.client.pipeline(transaction=False)
             pipe.hdel(self.key("w", workflow.id), "cleanup_at")
             pipe.zrem(self.key("due"), f"workflow:{workflow.id}")
             pipe.expire(self.key("w", workflow.id), self.limits.retention_s)
             pipe.expire(self.key("u", workflow.id), self.limits.retention_s)
+            pipe.execute()
+
+    def _expire_ended(self, children: list[str]) -> None:
+        with self.seam():
+            pipe = self.client.pipeline(transaction=False)
+            for child in children:
+                pipe.hget(self.key("d", child), "phase")
+            phases = pipe.execute()
+            pipe = self.client.pipeline(transaction=False)
+            for child, phase in zip(children, phases, strict=True):
+                if phase == Phase.RELEASED:
+                    for kind in ("d", "h", "c"):
+                        pipe.expire(self.key(kind, child), self.limits.retention_s)
             pipe.execute()
 
 

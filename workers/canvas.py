@@ -8,6 +8,7 @@ from the record while it runs, so that the loss of any message of ours loses no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import stamina
@@ -17,6 +18,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore
 from celery.local import Proxy
 from celery.result import AsyncResult
+from celery.utils.time import maybe_iso8601
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
@@ -24,7 +26,7 @@ from delegation.errors import CallerError, StoreUnavailable, UnknownAgent
 from delegation.failpoints import failpoint
 from delegation.opening import arguments_digest, make_delegation, read_deadline
 from delegation.state import Delegation
-from delegation.store import Opened
+from delegation.store import Opened, Store
 from workers.carrier import carrying_app
 from workers.runtime import runtime
 
@@ -115,7 +117,7 @@ def open_delegation(
             delegation,
             deadline_s=deadline.after_s,
             deadline_at=deadline.at,
-            start_after_s=float(options.get("countdown") or 0),
+            start_after_s=_start_after_s(context.store, options),
             arguments_digest=arguments_digest(delegation),
             by_call=call_id is not None,
         ),
@@ -123,6 +125,15 @@ def open_delegation(
     )
     failpoint("accept.after_commit")
     return (context.store.load(opened.id).delegation if opened.existing else delegation), opened
+
+
+def _start_after_s(store: Store, options: Mapping[str, Any]) -> float:
+    """Celery's ``countdown`` and ``eta`` (naive: UTC, as Celery reads it), kept in the due index like any other time."""
+    eta = options.get("eta")
+    if options.get("countdown") or eta is None:
+        return max(0.0, float(options.get("countdown") or 0))
+    at: datetime = maybe_iso8601(eta)
+    return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - store.now())
 
 
 def _patiently(call: Callable[[], Opened], *, in_canvas: bool) -> Opened:
@@ -162,7 +173,7 @@ def _fail_call(task: Task[Any, Any], task_id: str, error: Exception, options: Ma
 
 def publish_start(app: Celery, delegation: Delegation, *, family: Mapping[str, Any]) -> None:
     """chain(start_agent_task, watch, finalize), ids only. Losing it costs time: the due index has the start as well."""
-    if family.get("countdown"):
+    if family.get("countdown") or family.get("eta"):
         return
     related = {name: family[name] for name in FAMILY_OPTIONS if family.get(name) is not None}
     watch = app.signature("delegation.watch", (delegation.id,), immutable=True, task_id=watch_id(delegation.id))

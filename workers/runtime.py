@@ -14,6 +14,7 @@ from delegation.redis_access import Limits
 from delegation.settings import Settings, TimingSettings, load_settings
 from delegation.state import Rules
 from delegation.store import Store
+from workers.project_directory import with_project_redis
 
 _lock = threading.RLock()
 
@@ -33,6 +34,7 @@ class Runtime:
         if self._lifecycle is None:
             with _lock:
                 if self._lifecycle is None:
+                    os.environ.setdefault("OTEL_INSTRUMENTATION_A2A_SDK_ENABLED", "false")  # a tenth of each call
                     # The one late import: a2a costs a quarter of a second and 28 MiB, and most commands never speak it.
                     composition = importlib.import_module("workers.composition")
                     self._lifecycle = composition.make_lifecycle(self.settings, self.store)
@@ -56,7 +58,7 @@ def runtime() -> Runtime:
 @lru_cache(maxsize=1)
 def current_settings() -> Settings:
     """The settings, read once. Raises ConfigurationError."""
-    return load_settings()
+    return with_project_redis(load_settings())
 
 
 def reset_runtime() -> None:

@@ -74,6 +74,7 @@ class FinalizeTask(Task[Any, Any]):
     """finalize's due entry goes when its links are published and its result is stored."""
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002
+        failpoint("finalize.before_finish")
         store = runtime().store
         store.finish(store.load(args[0]).delegation)
 
@@ -100,6 +101,7 @@ def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
     if delegation.parked:
         announce_resumed(self, watch_id(delegation.id))
     adopt_tail(self.request, delegation)
+    failpoint("finalize.before_return")
     outcome = delegation.outcome
     if outcome.state is TaskState.COMPLETED or delegation.on_failure == "return":
         return outcome.to_dict()

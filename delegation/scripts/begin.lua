@@ -13,11 +13,18 @@ local lease = tonumber(ARGV[4])
 redis.call('ZREMRANGEBYSCORE', calls, '-inf', stamp(now))
 redis.call('ZREM', calls, ARGV[2])
 if redis.call('ZCARD', calls) >= tonumber(ARGV[5]) then
-  -- A slot that becomes free calls up whoever waits longest; the timer is for a holder that died.
-  redis.call('ZADD', waiting, 'NX', stamp(now), ARGV[2])
-  redis.call('HSET', record, 'refetch_at', stamp(now + lease))
-  redis.call('HDEL', record, 'hinted_at')
-  if f[5] == 'OPENED' then redis.call('HDEL', record, 'publish_at') end
+  if f[5] == 'SETTLED' or f[5] == 'RELEASED' then
+    -- Cleaning up is never urgent: it takes no place in the line.
+    redis.call('HSET', record, 'cleanup_at', stamp(now + lease))
+  else
+    -- A slot that becomes free calls up whoever waits longest; the timer is for a holder that died, and the only one
+    -- now: a poll that is overdue would come round again at once. Who was called up in vain keeps the old place.
+    redis.call('HSETNX', record, 'waits_since', stamp(now))
+    redis.call('ZADD', waiting, redis.call('HGET', record, 'waits_since'), ARGV[2])
+    redis.call('HSET', record, 'refetch_at', stamp(now + lease))
+    redis.call('HDEL', record, 'hinted_at', 'poll_at')
+    if f[5] == 'OPENED' then redis.call('HDEL', record, 'publish_at') end
+  end
   reschedule(record, due, 'delegation:' .. ARGV[2], now)
   return {'busy', f[1], '', stamp(now)}
 end
@@ -26,7 +33,7 @@ local until_at = stamp(now + lease)
 redis.call('ZADD', calls, until_at, ARGV[2])
 local next_arg = write_fields(record, ARGV, 7, tonumber(ARGV[6]))
 count_up(KEYS[5], ARGV, next_arg, #ARGV - next_arg + 1)
-redis.call('HDEL', record, 'hinted_at', 'refetch_at')
+redis.call('HDEL', record, 'hinted_at', 'refetch_at', 'waits_since')
 if f[5] == 'OPENED' then redis.call('HDEL', record, 'publish_at') end -- of a settled one it is finalize's
 redis.call('HSET', record, 'op', ARGV[1], 'lease_until', until_at)
 local version = redis.call('HINCRBY', record, 'version', 1)

@@ -24,7 +24,8 @@ local function reschedule(record, due, member, now)
     if at and (not earliest or at < earliest) then earliest = at end
   end
   if settled then
-    count(seconds(f[6])) count(seconds(f[7]))
+    local cleanup = seconds(f[7])
+    count(seconds(f[6])) count(cleanup and lease and lease > now and lease or cleanup)
   else
     count(seconds(f[3]))
     if lease and lease > now then

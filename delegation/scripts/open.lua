@@ -4,7 +4,7 @@
 -- ARGV 1 delegation id   2 root id   3 '1' if a child   4 call id or ''   5 arguments digest or ''
 --      6 deadline in seconds from now, or ''   7 absolute deadline or ''   8 longest deadline in seconds
 --      9 seconds until the message is sent again   10 seconds to wait before the start   11 history length
---      12 history entry   13 number of fields   14… field/value pairs
+--      12 history entry   13 seconds that the call id of a repeat is kept   14 number of fields   15… field/value pairs
 -- Answer {verdict, delegation id, now}
 local now = redis_now()
 local record, due = KEYS[1], KEYS[2]
@@ -18,7 +18,7 @@ if ARGV[5] ~= '' then
   local known = redis.call('HMGET', KEYS[7], 'id', 'arguments')
   if known[1] then
     if known[2] ~= ARGV[5] then return {'conflict', known[1], stamp(now)} end
-    if ARGV[4] ~= '' then redis.call('SET', KEYS[6], known[1]) end
+    if ARGV[4] ~= '' then redis.call('SET', KEYS[6], known[1], 'EX', ARGV[13]) end
     return {'existing', known[1], stamp(now)}
   end
 end
@@ -35,7 +35,7 @@ if ARGV[3] == '1' then
 else
   redis.call('ZADD', KEYS[5], stamp(now), ARGV[2])
 end
-write_fields(record, ARGV, 14, tonumber(ARGV[13]))
+write_fields(record, ARGV, 15, tonumber(ARGV[14]))
 redis.call('HSET', record, 'version', 1, 'phase', 'OPENED', 'created_at', stamp(now),
   'deadline_at', stamp(deadline))
 if tonumber(ARGV[10]) > 0 then redis.call('HSET', record, 'poll_at', stamp(now + tonumber(ARGV[10])))

@@ -9,6 +9,8 @@ local record, due = KEYS[1], KEYS[2]
 local f = redis.call('HMGET', record, 'version', 'fence', 'op', 'wakes', 'fetched_at', 'phase')
 if f[3] == ARGV[1] then return {'saved', f[1], '0'} end
 if f[1] ~= ARGV[4] or (ARGV[5] ~= '' and (f[2] or '0') ~= ARGV[5]) then return {'stale', f[1] or '', '0'} end
+local woken = tonumber(f[4] or 0) > tonumber(ARGV[6])
+local claimed = woken and redis.call('HGET', record, 'claimed')
 local next_arg = write_fields(record, ARGV, 11, tonumber(ARGV[10]))
 local entries = tonumber(ARGV[next_arg])
 next_arg = append_history(KEYS[3], ARGV, next_arg + 1, entries, now, tonumber(ARGV[9]))
@@ -16,8 +18,10 @@ count_up(KEYS[4], ARGV, next_arg, #ARGV - next_arg + 1)
 redis.call('HSET', record, 'op', ARGV[1])
 redis.call('HDEL', record, 'lease_until')
 local wake_now = '0'
-if tonumber(f[4] or 0) > tonumber(ARGV[6]) and redis.call('HGET', record, 'phase') == 'WATCHING' then
-  -- Woken while the step was at work: the answer may be older than the news.
+if woken and redis.call('HGET', record, 'phase') == 'WATCHING' then
+  -- Woken while the step was at work: the answer may be older than the news, and what the step says of the last claim is.
+  if claimed then redis.call('HSET', record, 'claimed', claimed) end
+  redis.call('HSET', record, 'heard', 'push')
   local at = math.max(now, (seconds(f[5]) or 0) + tonumber(ARGV[7]))
   if at <= now then
     wake_now = '1'

@@ -18,7 +18,8 @@ local entries = tonumber(ARGV[next_arg])
 next_arg = append_history(KEYS[3], ARGV, next_arg + 1, entries, now, tonumber(ARGV[8]))
 count_up(KEYS[4], ARGV, next_arg, #ARGV - next_arg + 1)
 if ARGV[9] ~= '' then redis.call('SET', KEYS[8], ARGV[9]) end
-redis.call('HDEL', record, 'digest', 'lease_until', 'poll_at', 'refetch_at', 'hinted_at', 'claimed', 'heard')
+redis.call('HDEL', record, 'digest', 'lease_until', 'poll_at', 'refetch_at', 'hinted_at', 'waits_since', 'claimed',
+  'heard')
 redis.call('HSET', record, 'op', ARGV[1], 'phase', 'SETTLED', 'publish_at', stamp(now + tonumber(ARGV[7])))
 redis.call('HINCRBY', record, 'version', 1)
 if f[5] == '1' then redis.call('HINCRBY', KEYS[4], 'parked', -1) end

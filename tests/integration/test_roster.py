@@ -32,7 +32,7 @@ from tests.support.child import free_port
 from tests.support.raw_server import RawServer, Seen, http, says
 from tests.support.services import ValkeyProcess
 
-SECURITY = {"securitySchemes": {"key": {"apiKeySecurityScheme": {"name": "X-Key"}}}}
+SECURITY: dict[str, Any] = {"securitySchemes": {"key": {"apiKeySecurityScheme": {"name": "X-Key"}}}}
 
 
 @pytest.fixture(scope="module")

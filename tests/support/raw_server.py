@@ -86,9 +86,10 @@ class RawServer:
                     self.seen.append(request)
                     if not self.behaviour(request, connection):
                         break
-            except OSError:
+            except (OSError, ValueError):  # gone, or not HTTP at all
                 pass
-        self._count(-1)
+            finally:
+                self._count(-1)
 
     def _count(self, change: int) -> None:
         with self._changed:

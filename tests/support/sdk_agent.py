@@ -134,6 +134,7 @@ def build_app(base_url: str, binding: str, *, push: bool) -> ASGIApp:
 async def serve(binding: str, *, push: bool) -> None:
     config = uvicorn.Config("", host=HOST, port=0, log_level="warning", timeout_graceful_shutdown=1)
     listener = config.bind_socket()
+    listener.listen()  # before we say so
     base_url = f"http://{HOST}:{listener.getsockname()[1]}"
     config.app = build_app(base_url, binding, push=push)
     server = uvicorn.Server(config)

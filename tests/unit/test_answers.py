@@ -238,7 +238,8 @@ def test_lists_of_tasks_skip_what_is_no_task() -> None:
     """One malformed entry does not hide the others."""
     assert list(find_tasks({"tasks": [None, "x", task()]})) == [task()]
     assert list(find_tasks({})) == []
-    for bad in ([], None, {"tasks": {}}, {"tasks": "x"}):
+    shapeless: list[Any] = [[], None, {"tasks": {}}, {"tasks": "x"}]
+    for bad in shapeless:
         with pytest.raises(CallAmbiguous):
             find_tasks(bad)
 

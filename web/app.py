@@ -11,13 +11,13 @@ from flask import Flask, Response
 from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.middleware.proxy_fix import ProxyFix
 
-from delegation.settings import Settings, load_settings
+from delegation.settings import Settings
 from web.answers import SECURITY_HEADERS, empty, not_found
 from web.health import HealthStore, QueueLengths, health_door
 from web.push import PushDoor, PushStore
 from web.wake import WakeSender
 from workers.queues import queue_lengths as lengths_of
-from workers.runtime import make_store
+from workers.runtime import current_settings, make_store
 
 log = structlog.get_logger(__name__)
 
@@ -36,7 +36,7 @@ def create_app(
     queue_lengths: QueueLengths | None = None,
 ) -> Flask:
     """The WSGI application. Opens no connection; raises ConfigurationError when the configuration cannot be used."""
-    settings = settings or load_settings()
+    settings = settings or current_settings()
     store = store or make_store(settings, timeout_s=_REDIS_TIMEOUT_S)
     sender = WakeSender(settings)
     app = Flask("web", static_folder=None)

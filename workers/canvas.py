@@ -8,24 +8,26 @@ from the record while it runs, so that the loss of any message of ours loses no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Any
 
 import stamina
 import structlog
-from celery import Celery, Task, shared_task, signature
+from celery import Celery, Task, shared_task, signature, states, uuid
 from celery.app.task import Context
-from celery.exceptions import Ignore
+from celery.canvas import Signature
+from celery.exceptions import Ignore, TaskRevokedError
 from celery.local import Proxy
 from celery.result import AsyncResult
+from celery.utils.functional import maybe_list
 from celery.utils.time import maybe_iso8601
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
-from delegation.errors import CallerError, StoreUnavailable, UnknownAgent
+from delegation.errors import CallerError, InvalidArguments, StoreUnavailable, UnknownAgent
 from delegation.failpoints import failpoint
 from delegation.opening import arguments_digest, make_delegation, read_deadline
-from delegation.state import Delegation
+from delegation.state import Delegation, Phase
 from delegation.store import Opened, Store
 from workers.carrier import carrying_app
 from workers.runtime import runtime
@@ -72,8 +74,9 @@ class DelegateTask(Task[Any, Any]):
                 raise
             _fail_call(self, task_id, error, options)
             return self.AsyncResult(task_id)
-        if not opened.existing:
-            publish_start(app, delegation, family=options)
+        if opened.existing:
+            return self.AsyncResult(_share(app, delegation, task_id, _tail(options)))
+        publish_start(app, delegation, family=options)
         return self.AsyncResult(delegation.call_id)
 
 
@@ -128,11 +131,10 @@ def open_delegation(
 
 
 def _start_after_s(store: Store, options: Mapping[str, Any]) -> float:
-    """Celery's ``countdown`` and ``eta`` (naive: UTC, as Celery reads it), kept in the due index like any other time."""
-    eta = options.get("eta")
-    if options.get("countdown") or eta is None:
+    """Celery's ``countdown`` and ``eta`` (a naive one is UTC, as for Celery), kept in the due index."""
+    at = maybe_iso8601(options.get("eta"))
+    if options.get("countdown") or at is None:
         return max(0.0, float(options.get("countdown") or 0))
-    at: datetime = maybe_iso8601(eta)
     return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - store.now())
 
 
@@ -146,6 +148,7 @@ def _patiently(call: Callable[[], Opened], *, in_canvas: bool) -> Opened:
 def _tail(options: Mapping[str, Any]) -> dict[str, Any]:
     """What follows in the canvas, as plain JSON values."""
     kept = {name: options[name] for name in TAIL_OPTIONS if options.get(name) is not None}
+    kept |= {name: _with_ids(kept[name]) for name in ("link", "link_error") if name in kept}
     kept |= {name: options[name] for name in FAMILY_OPTIONS if options.get(name) is not None}
     if options.get("ignore_result"):
         kept["ignore_result"] = True
@@ -153,19 +156,39 @@ def _tail(options: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
+def _with_ids(links: Any) -> list[Any]:
+    """Each under one id from now on: finalize may run twice, and a link must not then be two calls (DESIGN §5).
+
+    Chains and chords have given their parts ids already; Celery takes one link as well as a list.
+    """
+    copies = [signature(loads(dumps(link))) for link in maybe_list(links) or []]
+    for copy in copies:
+        copy.freeze()
+    return copies
+
+
+def _share(app: Celery, delegation: Delegation, call_id: str | None, tail: Mapping[str, Any]) -> str:
+    """One more call for a delegation that exists; the Celery id of its result. Its canvas goes on as the first one's.
+
+    The same call again is nothing new, and a call without an id or a canvas of its own gets the first one's result.
+    """
+    if call_id == delegation.call_id or not (call_id or tail):
+        return delegation.call_id
+    call_id = call_id or uuid()
+    if runtime().store.share_delegation(delegation, call_id, tail):
+        _publish_finalize(app, delegation, call_id, tail)
+    return call_id
+
+
 def _fail_call(task: Task[Any, Any], task_id: str, error: Exception, options: Mapping[str, Any]) -> None:
     """Fail the link as a worker would: result, rest of the chain, chord and errbacks."""
-    request = Context(
-        id=task_id,
-        errbacks=options.get("link_error"),
-        chain=options.get("chain"),
-        chord=options.get("chord"),
-        group=options.get("group_id"),
-        group_index=options.get("group_index"),
-        root_id=options.get("root_id"),
-        delivery_info={},
-    )
-    task.backend.mark_as_failure(task_id, error, request=request)
+    task.backend.mark_as_failure(task_id, error, request=_context(task_id, options))
+
+
+def _context(task_id: str, options: Mapping[str, Any]) -> Context:
+    request = Context(id=task_id, root_id=options.get("root_id"), delivery_info={})
+    adopt_tail(request, options)
+    return request
 
 
 # ---------------------------------------------------------------- our own messages
@@ -175,16 +198,16 @@ def publish_start(app: Celery, delegation: Delegation, *, family: Mapping[str, A
     """chain(start_agent_task, watch, finalize), ids only. Losing it costs time: the due index has the start as well."""
     if family.get("countdown") or family.get("eta"):
         return
-    related = {name: family[name] for name in FAMILY_OPTIONS if family.get(name) is not None}
     watch = app.signature("delegation.watch", (delegation.id,), immutable=True, task_id=watch_id(delegation.id))
-    finalize = _finalize(app, delegation, related)
+    options = _finalize_options(delegation.call_id, delegation.canvas, family=family)
+    finalize = app.signature("delegation.finalize", (delegation.id,), immutable=True, **options)
     _publish(
         app,
         "delegation.start_agent_task",
         delegation,
         task_id=f"{delegation.id}.start",
         chain=[finalize, watch],  # Celery takes the next from the end
-        **related,
+        **_related(family),
     )
 
 
@@ -193,11 +216,35 @@ def watch_id(delegation_id: str) -> str:
     return f"{delegation_id}.watch"
 
 
-def publish_finalize(app: Celery, delegation: Delegation) -> None:
-    """The parked chain goes on. finalize is the same message whoever sends it, under the call's own id."""
-    related = {name: delegation.canvas[name] for name in FAMILY_OPTIONS if name in delegation.canvas}
-    finalize = _finalize(app, delegation, related)
-    _publish(app, "delegation.finalize", delegation, **finalize.options)
+def publish_finalize(app: Celery, delegation: Delegation, *, again: bool = False) -> None:
+    """The parked chain goes on, and that of each call that shares the delegation.
+
+    ``again`` marks a repeat by the due index: then it is first asked whether finalize has run.
+    """
+    for call_id, tail in waiting_calls(delegation).items():
+        if again and has_ended(app, call_id, tail):
+            runtime().store.finish(delegation, call_id)
+        else:
+            _publish_finalize(app, delegation, call_id, tail)
+
+
+def waiting_calls(delegation: Delegation) -> dict[str, dict[str, Any]]:
+    """The calls whose canvas has not gone on yet: Celery id → what follows."""
+    first = {} if delegation.phase is Phase.RELEASED else {delegation.call_id: delegation.canvas}
+    return first | runtime().store.waiting_shares(delegation)
+
+
+def has_ended(app: Celery, call_id: str, tail: Mapping[str, Any]) -> bool:
+    """Whether finalize ran to its end under this id, or never will.
+
+    Celery stores a success after what follows is published, but a failure before its errbacks are called: such a one
+    runs again. So does a chord member, whose part may not have been counted. Whoever revoked the call wants no end,
+    but a chord has to hear of it; the worker that revoked it knew nothing of the chord.
+    """
+    state: str = app.AsyncResult(call_id).state
+    if state == states.REVOKED and tail.get("chord"):
+        app.backend.on_chord_part_return(_context(call_id, tail), state, TaskRevokedError("revoked"))
+    return state == states.REVOKED or (state == states.SUCCESS and not tail.get("chord"))
 
 
 def publish_wake(app: Celery, delegation: Delegation, number: int | str) -> None:
@@ -205,10 +252,17 @@ def publish_wake(app: Celery, delegation: Delegation, number: int | str) -> None
     _publish(app, "delegation.wake", delegation, task_id=f"{delegation.id}.wake.{number}")
 
 
-def _finalize(app: Celery, delegation: Delegation, related: Mapping[str, Any]) -> Any:
-    ignored = bool(delegation.canvas.get("ignore_result"))
-    options = {"task_id": delegation.call_id, "ignore_result": ignored, **related}
-    return app.signature("delegation.finalize", (delegation.id,), immutable=True, **options)
+def _publish_finalize(app: Celery, delegation: Delegation, call_id: str, tail: Mapping[str, Any]) -> None:
+    """The same message whoever sends it, under the call's own id."""
+    _publish(app, "delegation.finalize", delegation, **_finalize_options(call_id, tail, family=tail))
+
+
+def _finalize_options(call_id: str, tail: Mapping[str, Any], *, family: Mapping[str, Any]) -> dict[str, Any]:
+    return {"task_id": call_id, "ignore_result": bool(tail.get("ignore_result")), **_related(family)}
+
+
+def _related(family: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: family[name] for name in FAMILY_OPTIONS if family.get(name) is not None}
 
 
 def _publish(app: Celery, name: str, delegation: Delegation, **options: Any) -> None:
@@ -218,9 +272,8 @@ def _publish(app: Celery, name: str, delegation: Delegation, **options: Any) -> 
         log.warning("delegation.message_not_sent", delegation_id=delegation.id, step=name, error=type(error).__name__)
 
 
-def adopt_tail(request: Context, delegation: Delegation) -> None:
+def adopt_tail(request: Context, tail: Mapping[str, Any]) -> None:
     """Give a running finalize the tail that its message does not carry; Celery reads it when the task returns."""
-    tail = delegation.canvas
     request.chain = tail.get("chain")
     request.callbacks = tail.get("link")
     request.errbacks = tail.get("link_error")
@@ -245,11 +298,34 @@ def publish_release(app: Celery, workflow_id: str, *, again: bool = False) -> No
         return
     news = {"workflow_id": workflow_id, "release_id": workflow.release_id, "round": workflow.round}
     then["kwargs"] = {**then.kwargs, **news}  # also into an immutable signature
-    then.apply_async(task_id=workflow.release_id, add_to_parent=False)
+    try:
+        then.apply_async(task_id=workflow.release_id, add_to_parent=False)
+    except OperationalError as error:
+        log.warning("workflow.continuation_not_sent", workflow_id=workflow_id, error=type(error).__name__)
+        return  # the due index has it
+    except TypeError:
+        # Its parameters changed since it was stored. Counted like a message that was lost, so that it ends as poisoned.
+        log.error("workflow.continuation_refused", workflow_id=workflow_id, celery_task=then.task)  # noqa: TRY400
     if ignores:
         store.continuation_seen(workflow_id, workflow.release_id)
     else:
         store.continuation_published(workflow_id, workflow.release_id)
+
+
+def check_continuation(app: Celery, then: Any) -> None:
+    """One task that takes what a release tells it, as far as this process can know. Raises InvalidArguments.
+
+    A canvas has no single id that could be seen to run.
+    """
+    if not isinstance(then, Signature) or then.get("subtask_type"):
+        raise InvalidArguments("then: the signature of one task, which may start a canvas of its own")
+    registered: Any = app.tasks.get(str(then.task))
+    if registered is None or not registered.typing:
+        return
+    try:
+        registered.__header__(*then.args, **{**then.kwargs, "workflow_id": "", "release_id": "", "round": 0})
+    except TypeError as error:
+        raise InvalidArguments(f"then: {error}; it is called with workflow_id, release_id and round as well") from None
 
 
 def _ignores_result(app: Celery, then: Any) -> bool:

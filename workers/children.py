@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 from delegation.errors import OperatorError
 
@@ -111,7 +111,8 @@ class Child:
         """What to raise about it."""
         code = None if self._process is None or self.is_alive else self._process.wait()
         what = f"ended with exit code {code}" if code is not None else "does not get ready"
-        return ProcessFailed(f"{self.name} {what}", "\n".join(self.lines()[-15:]))
+        unseen = self.lines()[-15:] if self._on_line is None else []
+        return ProcessFailed(f"{self.name} {what}", "\n".join(unseen))
 
     def ask_to_stop(self) -> None:
         if self.is_alive and self._process is not None:
@@ -203,12 +204,19 @@ class Ended(SystemExit):
 
 @contextlib.contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end us as Ctrl-C does: with everything stopped on the way out."""
+    """SIGTERM and a closed terminal end us as Ctrl-C does: with everything stopped on the way out.
+
+    Ctrl-C itself is switched on too: a shell starts what it runs in the background with SIGINT ignored, and then a
+    `kill -INT` would do nothing. Under nohup a closed terminal stays ignored.
+    """
 
     def end(number: int, _: FrameType | None) -> None:
         raise Ended(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: end}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = end
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from delegation.state import Delegation, WorkflowId
 from delegation.store import Store
 from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
-from workers.canvas import open_delegation, publish_release, publish_start
+from workers.canvas import check_continuation, open_delegation, publish_release, publish_start
 from workers.carrier import carrying_app
 from workers.runtime import runtime
 
@@ -107,8 +107,11 @@ class Workflow:
         """Resume me when every child is resolved; at once when none is unresolved.
 
         ``then`` is called as ``then(*its own args, workflow_id=…, release_id=…, round=…)`` under one fixed Celery id.
-        The release id is returned when the workflow is released now. Raises WorkflowConflict for a second join.
+        The release id is returned when the workflow is released now. Raises WorkflowConflict for a second join,
+        InvalidArguments for a canvas: what is seen to run, and run once, is one task (which may start a canvas).
         """
+        if then is not None:
+            check_continuation(carrying_app(), then)
         store = runtime().store
         self._continuation_is_running(store)
         continuation = loads(dumps(then)) if then is not None else None

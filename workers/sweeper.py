@@ -109,11 +109,8 @@ class Sweep:
         delegation = self._store.load(due.id).delegation
         if step is Step.START:
             publish_start(self._app, delegation, family=delegation.canvas)
-        elif not delegation.canvas.get("chord") and self._app.AsyncResult(delegation.call_id).ready():
-            self._store.finish(delegation)  # it ran and died before saying so, or somebody revoked it
-            return
         else:
-            publish_finalize(self._app, delegation)
+            publish_finalize(self._app, delegation, again=True)
         if delegation.phase in (Phase.OPENED, Phase.SETTLED):
             self._store.count("redriven")
 

@@ -14,8 +14,16 @@ from delegation.agent_task import TaskState
 from delegation.errors import AgentTaskFailed, StoreUnavailable, UnknownDelegation, UnknownWorkflow
 from delegation.failpoints import failpoint
 from delegation.lifecycle import Aftermath
-from delegation.state import Phase
-from workers.canvas import STEP, adopt_tail, publish_finalize, publish_release, publish_wake, watch_id
+from workers.canvas import (
+    STEP,
+    adopt_tail,
+    has_ended,
+    publish_finalize,
+    publish_release,
+    publish_wake,
+    waiting_calls,
+    watch_id,
+)
 from workers.events import announce_parked, announce_resumed
 from workers.runtime import runtime
 
@@ -76,7 +84,7 @@ class FinalizeTask(Task[Any, Any]):
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002
         failpoint("finalize.before_finish")
         store = runtime().store
-        store.finish(store.load(args[0]).delegation)
+        store.finish(store.load(args[0]).delegation, task_id)
 
 
 @shared_task(
@@ -91,16 +99,16 @@ class FinalizeTask(Task[Any, Any]):
 def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
     """Return the outcome, or raise AgentTaskFailed; what follows in the user's canvas goes on from here."""
     delegation = runtime().store.load(delegation_id).delegation
-    if delegation.outcome is None or delegation.phase is Phase.RELEASED:
+    call_id = str(self.request.id)
+    tail = waiting_calls(delegation).get(call_id)
+    if delegation.outcome is None or tail is None:
         raise Ignore
-    if not delegation.canvas.get("chord") and self.AsyncResult(delegation.call_id).ready():
-        # Links were published and the result stored; only the last note of it is missing. A chord member runs again:
-        # its part may not have been counted.
-        runtime().store.finish(delegation)
+    if has_ended(self.app, call_id, tail):
+        runtime().store.finish(delegation, call_id)  # only the last note of it is missing
         raise Ignore
     if delegation.parked:
         announce_resumed(self, watch_id(delegation.id))
-    adopt_tail(self.request, delegation)
+    adopt_tail(self.request, tail)
     failpoint("finalize.before_return")
     outcome = delegation.outcome
     if outcome.state is TaskState.COMPLETED or delegation.on_failure == "return":

@@ -1,0 +1,121 @@
+"""`delegation up`: a whole deployment in one terminal, found from the next one, gone with Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.child import ChildProcess, child_environment, wait_until
+from tests.support.left_behind import left_behind
+from tests.support.processes import ScriptedAgent, free_port
+
+COMMAND = [sys.executable, "-m", "workers.cli"]
+READY = r"up +\| ready"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Iterator[Path]:
+    """A directory with a delegation.toml that names one agent, and no Redis."""
+    directory = tmp_path / "a project"
+    directory.mkdir()
+    with ScriptedAgent(tmp_path, name="flights").start() as agent:
+        (directory / "delegation.toml").write_text(
+            f'[server]\nbase_url = "http://127.0.0.1:{free_port()}"\n[[agents]]\nid = "flights"\nurl = "{agent.url}"\n',
+            encoding="utf-8",
+        )
+        yield directory
+
+
+def up_in(project: Path) -> ChildProcess:
+    return ChildProcess([*COMMAND, "up"], log=project / "up.log", cwd=project)
+
+
+def in_another_shell(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = child_environment({})
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def assert_nothing_runs(project: Path) -> None:
+    assert not (project / ".delegation" / "redis_url").exists()
+    wait_until(lambda: not left_behind(str(project)), what="end of what up started")
+
+
+def test_up_serves_other_shells_and_keeps_what_they_did(project: Path) -> None:
+    """A delegation from another shell completes; after Ctrl-C nothing runs on; after a new start it is still there."""
+    with up_in(project) as up:
+        up.start()
+        up.wait_for_output(READY, 60)
+        said = in_another_shell(project, "delegate", "flights", '{"artifact": "sunny"}', "--wait")
+        assert said.returncode == 0, said.stderr
+        delegation_id, text = said.stdout.splitlines()
+        assert text == "sunny"
+        assert in_another_shell(project, "doctor").returncode == 0
+        assert (project / ".delegation" / "redis_url").stat().st_mode & 0o777 == 0o600
+        up.send(signal.SIGINT)
+        assert up.wait(40) == 130
+        assert "Traceback" not in up.output()
+        assert_nothing_runs(project)
+        assert in_another_shell(project, "list").returncode == 3
+
+        up.start()
+        up.wait_for_output(READY, 60)
+        assert delegation_id in in_another_shell(project, "list").stdout
+        up.send(signal.SIGTERM)
+        assert up.wait(40) == 143
+        assert_nothing_runs(project)
+
+
+def test_up_does_not_start_twice(project: Path) -> None:
+    """A second one in the same project ends with 2 and names the first; the first goes on."""
+    with up_in(project) as up:
+        up.start()
+        up.wait_for_output(READY, 60)
+        second = in_another_shell(project, "up")
+        assert second.returncode == 2
+        assert "runs here already" in second.stderr
+        assert up.is_alive
+        up.send(signal.SIGINT)
+        assert up.wait(40) == 130
+
+
+def test_a_process_that_ends_ends_the_others(project: Path) -> None:
+    """When the store is gone nothing is left to do: up says which process ended, stops the rest, and ends with 1."""
+    with up_in(project) as up:
+        up.start()
+        up.wait_for_output(READY, 60)
+        said = in_another_shell(project, "list")
+        assert said.returncode == 0
+        address = (project / ".delegation" / "redis_url").read_text(encoding="utf-8").strip()
+        _shut_down(address)
+        assert up.wait(40) == 1
+        assert "delegation: valkey ended" in up.output()
+        assert_nothing_runs(project)
+
+
+def test_without_a_configuration_up_says_what_to_do(tmp_path: Path) -> None:
+    """One line, exit code 2, and nothing is created."""
+    said = in_another_shell(tmp_path, "up")
+    assert said.returncode == 2
+    assert said.stderr.count("\n") == 1
+    assert "delegation.example.toml" in said.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def _shut_down(redis_url: str) -> None:
+    import redis
+
+    with redis.Redis.from_url(redis_url) as client:
+        client.shutdown(nosave=True)

@@ -1,0 +1,330 @@
+"""The command line's contract: what is on stdout, what on stderr, and the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.child import ROOT, ChildProcess, child_environment
+from tests.support.processes import Deployment, ScriptedAgent, free_port
+
+DELEGATION_NAMES = [
+    "id",
+    "workflow_id",
+    "agent",
+    "phase",
+    "state",
+    "watch",
+    "agent_task_id",
+    "context_id",
+    "status_text",
+    "reason",
+    "outcome",
+    "created_at",
+    "updated_at",
+    "deadline_at",
+]
+WORKFLOW_NAMES = ["id", "name", "state", "round", "unresolved", "children", "created_at", "deadline_at"]
+OUTCOME_NAMES = [
+    "delegation_id",
+    "agent",
+    "state",
+    "text",
+    "truncated",
+    "artifacts",
+    "reason",
+    "agent_task_id",
+    "context_id",
+]
+AGENT_NAMES = ["id", "name", "accepted", "reason", "watch", "skills", "card_fetched_at"]
+RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+ID = re.compile(r"[0-9a-f]{32}(\.\d+)?")
+
+DONE = '{"artifact": "sunny"}'
+FAILED = '{"states": [["WORKING", 0], ["FAILED", 0.1, "no seats"]]}'
+NEVER = '{"states": [["WORKING", 0]]}'
+ASKS = '{"states": [["WORKING", 0], ["INPUT_REQUIRED", 0.1, "which day?"], ["COMPLETED", 2]]}'
+
+Said = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    directory = tmp_path_factory.mktemp("cli")
+    with Deployment(directory, agents={"flights": ScriptedAgent(directory, name="flights")}) as it:
+        yield it
+
+
+def command(env: dict[str, str], *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "workers.cli", *arguments],
+        cwd=ROOT,
+        env=child_environment(env),
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def printed_id(said: Said) -> str:
+    assert said.returncode == 0, said.stderr
+    assert ID.fullmatch(said.stdout.strip())
+    return said.stdout.strip()
+
+
+def as_json(said: Said) -> Any:
+    assert said.returncode == 0, said.stderr
+    return json.loads(said.stdout)
+
+
+def assert_one_line(stderr: str, code: int, expected: int) -> None:
+    assert code == expected, stderr
+    assert len(stderr.splitlines()) == 1, stderr
+    assert stderr.startswith("delegation: ")
+
+
+def test_delegate_prints_the_id_alone_and_show_has_the_public_shape(deployment: Deployment) -> None:
+    """`delegate` says an id and nothing else; `show --json` of it is one object with the documented names."""
+    said = deployment.command("delegate", "flights", NEVER, "--name", "trip", "--deadline", "PT10M")
+    delegation_id = printed_id(said)
+    assert said.stdout == f"{delegation_id}\n"
+    assert said.stderr == ""
+    shown = as_json(deployment.command("show", delegation_id, "--json"))
+    assert list(shown) == DELEGATION_NAMES
+    assert shown["outcome"] is None
+    assert all(RFC_3339.fullmatch(shown[name]) for name in ("created_at", "updated_at", "deadline_at"))
+
+
+def test_waiting_prints_the_id_and_then_the_text(deployment: Deployment) -> None:
+    """`--wait` ends with 0 for COMPLETED and prints the outcome's text below the id."""
+    said = deployment.command("delegate", "flights", DONE, "--wait")
+    assert said.returncode == 0, said.stderr
+    delegation_id, text = said.stdout.splitlines()
+    assert text == "sunny"
+    shown = as_json(deployment.command("show", delegation_id, "--json"))
+    assert list(shown["outcome"]) == OUTCOME_NAMES
+    assert shown["outcome"]["text"] == "sunny"
+    assert "sunny" in deployment.command("show", delegation_id).stdout
+
+
+def test_waiting_for_a_failure_ends_with_one(deployment: Deployment) -> None:
+    """Any end but COMPLETED is exit code 1 and one line on stderr."""
+    said = deployment.command("delegate", "flights", FAILED, "--wait")
+    assert_one_line(said.stderr, said.returncode, 1)
+    assert "ended FAILED" in said.stderr
+
+
+def test_waiting_goes_on_over_a_question(deployment: Deployment) -> None:
+    """A question does not end the wait; stderr tells that it was asked."""
+    said = deployment.command("delegate", "flights", ASKS, "--wait")
+    assert said.returncode == 0, said.stderr
+    assert "INPUT_REQUIRED: which day?" in said.stderr
+
+
+def test_a_goal_comes_from_stdin(deployment: Deployment) -> None:
+    """GOAL - reads stdin; bytes that are no UTF-8 are an error in one line."""
+    said = command(deployment.env, "delegate", "flights", "-", "--wait", stdin=DONE.encode())
+    assert said.stdout.decode().splitlines()[1:] == ["sunny"]
+    refused = command(deployment.env, "delegate", "flights", "-", stdin=b"\xff\xfe")
+    assert_one_line(refused.stderr.decode(), refused.returncode, 2)
+
+
+def test_an_idempotency_key_gives_the_same_delegation(deployment: Deployment) -> None:
+    """The same key and arguments: the same id; other arguments: refused, nothing opened."""
+    first = printed_id(deployment.command("delegate", "flights", NEVER, "--idempotency-key", "k1"))
+    assert printed_id(deployment.command("delegate", "flights", NEVER, "--idempotency-key", "k1")) == first
+    said = deployment.command("delegate", "flights", DONE, "--idempotency-key", "k1")
+    assert_one_line(said.stderr, said.returncode, 2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("delegate", "nobody", "x"),
+        ("delegate", "flights", ""),
+        ("delegate", "flights", "x", "--deadline", "soon"),
+        ("delegate", "flights", "x", "--workflow", "0" * 32),
+        ("delegate", "flights"),
+        ("show", "no\nbody\x1b[31m"),
+        ("watch", "nobody"),
+        ("workflow", "show", "nobody"),
+        ("workflow", "join", "nobody"),
+        ("workflow", "join", "nobody", "--queue", "q"),
+        ("workflow", "complete", "nobody", "--result", "{"),
+        ("list", "--limit", "0"),
+        ("nonsense",),
+    ],
+)
+def test_what_a_user_gets_wrong_is_one_line_and_two(deployment: Deployment, arguments: tuple[str, ...]) -> None:
+    """Unknown agents, ids, commands and unusable arguments: exit code 2, one line on stderr, nothing on stdout."""
+    said = deployment.command(*arguments)
+    assert_one_line(said.stderr, said.returncode, 2)
+    assert said.stdout == ""
+    assert "\x1b" not in said.stderr
+
+
+def test_an_unknown_agent_is_answered_with_the_known_ones(deployment: Deployment) -> None:
+    """The error lists the ids that may be used."""
+    assert "valid agents: flights" in deployment.command("delegate", "nobody", "x").stderr
+
+
+def test_a_workflow_is_refused_its_end_while_a_child_is_unresolved(deployment: Deployment) -> None:
+    """`complete` with unresolved children is exit code 1 and names them; a second join is 2; nothing has changed."""
+    workflow = printed_id(deployment.command("workflow", "open", "--name", "trip"))
+    child = printed_id(deployment.command("delegate", "flights", NEVER, "--workflow", workflow))
+    assert child == f"{workflow}.1"
+    said = deployment.command("workflow", "complete", workflow)
+    assert_one_line(said.stderr, said.returncode, 1)
+    assert child in said.stderr
+    assert deployment.command("workflow", "join", workflow, "--then", "some.task", "--queue", "some").returncode == 0
+    again = deployment.command("workflow", "join", workflow)
+    assert_one_line(again.stderr, again.returncode, 2)
+    shown = as_json(deployment.command("workflow", "show", workflow, "--json"))
+    assert list(shown) == WORKFLOW_NAMES
+    assert (shown["state"], shown["unresolved"]) == ("JOINING", 1)
+    assert list(shown["children"][0]) == DELEGATION_NAMES
+    hint = deployment.command("show", workflow)
+    assert "delegation workflow show" in hint.stderr
+
+
+def test_join_without_a_task_waits_for_the_children(deployment: Deployment) -> None:
+    """`workflow join ID` returns when the last child is resolved; then the workflow can be completed."""
+    workflow = printed_id(deployment.command("workflow", "open", "--name", "trip"))
+    for goal in (DONE, FAILED):
+        printed_id(deployment.command("delegate", "flights", goal, "--workflow", workflow))
+    joined = deployment.command("workflow", "join", workflow)
+    assert joined.returncode == 0, joined.stderr
+    assert re.search(r"COMPLETED .*sunny", joined.stdout)
+    assert re.search(r"FAILED .*no seats", joined.stdout)
+    assert deployment.command("workflow", "complete", workflow, "--result", '{"ok": true}').returncode == 0
+    assert as_json(deployment.command("workflow", "show", workflow, "--json"))["state"] == "COMPLETED"
+
+
+def test_lists_are_one_array(deployment: Deployment) -> None:
+    """`list`, `agents` and `show --history` print one array of objects with the documented names."""
+    delegation_id = printed_id(deployment.command("delegate", "flights", DONE))
+    listed = as_json(deployment.command("list", "--json"))
+    assert listed[0]["id"] == delegation_id
+    assert all(list(each) == DELEGATION_NAMES for each in listed)
+    assert deployment.command("list").stdout.splitlines()[1].startswith(delegation_id)
+    (agent,) = as_json(deployment.command("agents", "--json"))
+    assert sorted(agent) == sorted(AGENT_NAMES)
+    assert agent["accepted"] is True
+    assert RFC_3339.fullmatch(agent["card_fetched_at"])
+    history = as_json(deployment.command("show", delegation_id, "--history", "--json"))
+    assert list(history[0]) == ["at", "cause", "phase", "state", "text"]
+    assert history[0]["cause"] == "opened"
+
+
+def test_doctor_finds_nothing_wrong_with_a_whole_deployment(deployment: Deployment) -> None:
+    """Every check is ok, with a line each."""
+    findings = as_json(deployment.command("doctor", "--json"))
+    assert {each["verdict"] for each in findings} == {"ok"}
+    names = [each["check"] for each in findings]
+    assert names == ["configuration", "redis", "durability", "state", "worker", "due", "queues", "web", "agent flights"]
+
+
+def test_watch_tells_each_change_in_a_line_where_nobody_looks(deployment: Deployment) -> None:
+    """Not on a terminal, `watch` prints plain lines until the end, whose kind is the exit code."""
+    delegation_id = printed_id(deployment.command("delegate", "flights", FAILED, "--name", "seats"))
+    said = deployment.command("watch", delegation_id)
+    assert said.returncode == 1
+    assert re.search(r"seats +flights .*FAILED +no seats", said.stdout.splitlines()[-1])
+    last = json.loads(deployment.command("watch", delegation_id, "--json").stdout.splitlines()[-1])
+    assert last["state"] == "FAILED"
+
+
+def test_ctrl_c_is_quiet(deployment: Deployment, tmp_path: Path) -> None:
+    """SIGINT ends a watch with 130 and no traceback."""
+    delegation_id = printed_id(deployment.command("delegate", "flights", NEVER, "--name", "long"))
+    watch = [sys.executable, "-m", "workers.cli", "watch", delegation_id]
+    with ChildProcess(watch, log=tmp_path / "watch.log", env=deployment.env) as child:
+        child.start()
+        child.wait_for_output("long")
+        child.send(signal.SIGINT)
+        assert child.wait() == 130
+        assert "Traceback" not in child.output()
+
+
+def test_a_reader_that_goes_away_is_no_error_to_tell(deployment: Deployment) -> None:
+    """A broken pipe ends the command without a word."""
+    printed_id(deployment.command("delegate", "flights", DONE))
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as closed:
+        said = subprocess.run(
+            [sys.executable, "-m", "workers.cli", "list", "--json"],
+            cwd=ROOT,
+            env=child_environment(deployment.env),
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert said.stderr == b""
+
+
+def test_an_agents_text_cannot_steer_the_terminal(deployment: Deployment) -> None:
+    """Control characters in what an agent says are shown as replacement characters."""
+    goal = json.dumps({"artifact": "red \x1b[31m and \x9b2J and \u202e turned"})
+    said = deployment.command("delegate", "flights", goal, "--wait")
+    shown = deployment.command("show", said.stdout.splitlines()[0])
+    for text in (said.stdout, shown.stdout):
+        assert "red \N{REPLACEMENT CHARACTER}[31m" in text
+        assert not set(text) & {"\x1b", "\x9b", "\u202e"}
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("workflow", "open"), ("doctor", "--no-agents")])
+def test_commands_that_call_no_agent_do_not_load_a2a(deployment: Deployment, arguments: tuple[str, ...]) -> None:
+    """What keeps them fast: the SDK costs a quarter of a second to import."""
+    code = "import sys; from workers.cli import run; run(sys.argv[1:]); print('a2a' in sys.modules)"
+    assert deployment.python(code, *arguments).stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("list",), ("show", "x"), ("delegate", "flights", "x"), ("workflow", "open"), ("watch", "x"), ("agents",)],
+)
+def test_redis_away_is_three(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """A Redis that does not answer is one line that says so, and exit code 3."""
+    env = config(tmp_path, f'[redis]\nurl = "redis://127.0.0.1:{free_port()}/0"\n')
+    said = command(env, *arguments)
+    assert_one_line(said.stderr.decode(), said.returncode, 3)
+    assert b"Redis does not answer" in said.stderr
+
+
+def test_doctor_says_what_is_away(tmp_path: Path) -> None:
+    """Without Redis the doctor ends with 3 and names it, and goes on to what can be checked without."""
+    env = config(tmp_path, f'[redis]\nurl = "redis://127.0.0.1:{free_port()}/0"\n')
+    said = command(env, "doctor")
+    assert said.returncode == 3
+    assert re.search(rb"^redis +failed +.*does not answer", said.stdout, re.MULTILINE)
+    assert re.search(rb"^web +warning", said.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("arguments", [("list",), ("up",)])
+def test_a_wrong_configuration_names_the_key(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Exit code 2 and the dotted key, before anything is done."""
+    said = command(config(tmp_path, "[limits]\nhistory = -1\n"), *arguments)
+    assert_one_line(said.stderr.decode(), said.returncode, 2)
+    assert b"limits.history" in said.stderr
+    doctor = command(config(tmp_path, "[limits]\nhistory = -1\n"), "doctor")
+    assert doctor.returncode == 2
+    assert b"limits.history" in doctor.stdout
+
+
+def config(directory: Path, sections: str) -> dict[str, str]:
+    """A configuration with one agent that nobody calls."""
+    path = directory / "delegation.toml"
+    path.write_text(f'{sections}\n[[agents]]\nid = "flights"\nurl = "http://127.0.0.1:9"\n', encoding="utf-8")
+    return {"DELEGATION_CONFIG": str(path)}

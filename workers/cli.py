@@ -1,0 +1,117 @@
+"""The `delegation` command: finds the subcommand's module, and turns every error into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+from kombu.exceptions import OperationalError
+
+from delegation.errors import DelegationError, StoreUnavailable, UnknownDelegation, UnknownWorkflow, UnresolvedChildren
+from workers.children import ProcessFailed
+from workers.logs import configure_logging
+from workers.printable import one_line
+
+#: Command → where it is, and what it is for. A module is imported when its command is called: most never need A2A.
+COMMANDS = {
+    "agents": ("workers.cli_agents:agents", "Who work may be delegated to, and who was refused, and why."),
+    "delegate": ("workers.cli_delegations:delegate", "Give a piece of work to an agent; prints the delegation's id."),
+    "list": ("workers.cli_delegations:list_delegations", "Delegations, newest first."),
+    "show": ("workers.cli_delegations:show", "One delegation: its state, its story, its outcome."),
+    "watch": ("workers.cli_watch:watch", "Follow a delegation or a workflow until it ends."),
+    "workflow": ("workers.cli_workflows:workflow", "Open, show, join and complete workflows."),
+    "doctor": ("workers.cli_doctor:doctor", "Check that everything a delegation needs is there."),
+    "demo": ("workers.cli_processes:demo", "The main job on this machine, with sample agents, in half a minute."),
+    "up": ("workers.cli_processes:up", "Run every process of this project until Ctrl-C."),
+}
+
+#: What to do about it, where the error itself does not say.
+_ADVICE: dict[type[DelegationError], str] = {
+    StoreUnavailable: "is it running? `delegation doctor` checks",
+    UnknownDelegation: "`delegation list` shows those that are kept",
+    UnknownWorkflow: "`delegation list` shows those that are kept",
+    UnresolvedChildren: "wait for them with `delegation workflow join`",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name; help alone imports none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="celery-a2a-delegation", message="%(version)s")
+def cli() -> None:
+    """Durable delegation to A2A agents.
+
+    The configuration is ./delegation.toml, or the file that DELEGATION_CONFIG names.
+    """
+    configure_logging("WARNING")
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code; whatever a user or an agent can cause ends in one line on stderr."""
+    sys.path.append(str(Path.cwd()))  # where a project's own Celery app is
+    try:
+        code: Any = cli.main(list(arguments), prog_name="delegation", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.ClickException as error:
+        return _complain(error.format_message(), 2)
+    except DelegationError as error:
+        return _complain_of(error)
+    except OperationalError as error:
+        return _complain(f"the broker does not answer: {error}; `delegation doctor` checks", 3)
+    except UnicodeError:
+        return _complain("arguments and input must be UTF-8", 2)
+    except (KeyboardInterrupt, click.Abort):
+        return 130
+    except BrokenPipeError:
+        _leave_stdout()
+        return 1
+    return code if isinstance(code, int) else 0
+
+
+def _complain_of(error: DelegationError) -> int:
+    if isinstance(error, ProcessFailed) and error.output:
+        click.echo("\n".join(f"  {one_line(line)}" for line in error.output.splitlines()), err=True)
+    advice = next((text for kind, text in _ADVICE.items() if isinstance(error, kind)), None)
+    return _complain(f"{str(error).rstrip('.')}; {advice}" if advice else str(error), error.exit_code)
+
+
+def _complain(text: str, code: int) -> int:
+    click.echo(f"delegation: {one_line(text)}", err=True)
+    return code
+
+
+def _leave_stdout() -> None:
+    """Whoever read has gone; the interpreter must not try to flush to it on its way out."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""`delegation up` and `delegation demo`."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from workers.demo import run_demo
+from workers.up import run_up
+
+
+@click.command()
+def up() -> None:
+    """Run every process of this project until Ctrl-C: worker, web, Flower, and Valkey where no Redis is configured."""
+    run_up()
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Leave everything running until Ctrl-C. (Also KEEP=1.)")
+def demo(keep: bool) -> None:
+    """The main job on this machine, with sample agents: six delegations, one workflow, one continuation."""
+    run_demo(keep=keep or os.environ.get("KEEP") in ("1", "yes", "true"))

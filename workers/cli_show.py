@@ -1,0 +1,204 @@
+"""How delegations, workflows and agents look on a terminal, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from delegation.agent_task import TaskState
+from delegation.state import Delegation, Phase
+from delegation.workflow import Workflow, WorkflowState
+from workers.printable import many_lines, one_line
+
+_STYLES = {
+    "COMPLETED": "green",
+    "RELEASED": "green",
+    "FAILED": "red",
+    "REJECTED": "red",
+    "CANCELED": "yellow",
+    "INPUT_REQUIRED": "magenta",
+    "AUTH_REQUIRED": "magenta",
+    "WORKING": "cyan",
+    "JOINING": "cyan",
+}
+#: Where nobody looks, nothing is folded or cut; so a line is a record, for grep and awk.
+_UNBOUNDED = 100_000
+_TEXT_LIMIT = 200
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+
+
+def make_console() -> Console:
+    """For stdout: coloured and as wide as the terminal, or plain and unbounded."""
+    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUNDED)
+
+
+def print_table(console: Console, table: Table) -> None:
+    if console.is_terminal:
+        console.print(fitted(table))
+        return
+    with console.capture() as printed:
+        console.print(table)
+    for line in printed.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def fitted(table: Table) -> Table:
+    """As wide as the terminal; the last column gives way, the others stay whole."""
+    table.expand = True
+    table.columns[-1].ratio = 1
+    return table
+
+
+def delegations_table(delegations: Sequence[Delegation], now: float) -> Table:
+    table = _table("ID", "AGENT", "STATE", "WATCH", "TIME", "TEXT")
+    for each in delegations:
+        watch = each.progress.watch.value if each.progress.watch else "-"
+        table.add_row(each.id, each.agent, state_text(each), watch, time_taken(each, now), _news(each))
+    return table
+
+
+def workflow_table(workflow: Workflow, children: Sequence[Delegation], now: float) -> Table:
+    """The workflow, and its children as branches, their columns aligned."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right")
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    table.add_row(*_workflow_row(workflow, now))
+    for each in children:
+        branch = "└─ " if each is children[-1] else "├─ "
+        label = Text(branch, style="dim") + Text(one_line(each.brief.name, 28) or each.id.rpartition(".")[2])
+        watch = each.progress.watch.value if each.progress.watch else ""
+        table.add_row(label, each.agent, watch, state_text(each), time_taken(each, now), _news(each))
+    return table
+
+
+def _workflow_row(workflow: Workflow, now: float) -> list[Text | str]:
+    name = Text(one_line(workflow.name, 31) or workflow.id, style="bold")
+    state = Text(workflow.state.value, style=_STYLES.get(workflow.state.value, ""))
+    time = duration(now - workflow.created_at)
+    return [name, "", "", state, time, f"{workflow.unresolved} of {workflow.children} unresolved"]
+
+
+def agents_table(agents: Sequence[dict[str, Any]]) -> Table:
+    table = _table("ID", "NAME", "ACCEPTED", "WATCH", "SKILLS OR REASON")
+    for agent in agents:
+        skills = ", ".join(one_line(str(skill["name"]), 40) for skill in agent["skills"])
+        accepted = Text("yes", style="green") if agent["accepted"] else Text("no", style="red")
+        said = skills if agent["accepted"] else one_line(str(agent["reason"]), _TEXT_LIMIT)
+        table.add_row(agent["id"], one_line(agent["name"] or "-", 40), accepted, agent["watch"] or "-", Text(said))
+    return table
+
+
+def print_delegation(console: Console, each: Delegation, history: Sequence[dict[str, Any]], now: float) -> None:
+    """Everything a person wants to know of one."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="dim")
+    grid.add_column(overflow="fold")
+    for label, value in _facts(each, now):
+        grid.add_row(label, value)
+    print_table(console, grid)
+    click.echo()
+    print_table(console, history_table(history))
+    if each.outcome is not None and each.outcome.text:
+        click.echo()
+        click.echo(many_lines(each.outcome.text))
+
+
+def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
+    progress, outcome = each.progress, each.outcome
+    deadline_at = each.timers.deadline_at
+    facts = {
+        "id": each.id,
+        "workflow": each.workflow_id,
+        "agent": each.agent,
+        "name": each.brief.name,
+        "goal": each.brief.goal,
+        "state": state_text(each),
+        "phase": each.phase.value,
+        "watch": progress.watch.value if progress.watch else None,
+        "agent task": progress.agent_task_id,
+        "status": progress.status_text,
+        "reason": outcome.reason if outcome else None,
+        "time": time_taken(each, now),
+        "time left": duration(deadline_at - now) if deadline_at and outcome is None else None,
+        "artifacts": ", ".join(f"{a.get('name') or a.get('id')}" for a in outcome.artifacts) if outcome else None,
+    }
+    return [(k, v if isinstance(v, Text) else Text(one_line(str(v), 500))) for k, v in facts.items() if v]
+
+
+def history_table(history: Sequence[dict[str, Any]]) -> Table:
+    table = _table("AT", "CAUSE", "PHASE", "STATE", "TEXT")
+    for entry in history:
+        text = Text(one_line(entry["text"], _TEXT_LIMIT))
+        table.add_row(str(entry["at"]), entry["cause"], entry["phase"], _coloured(entry["state"]), text)
+    return table
+
+
+def state_text(each: Delegation) -> Text:
+    return _coloured(each.state.value)
+
+
+def plain_line(each: Delegation) -> str:
+    """One change of a delegation, for a log or a pipe."""
+    at = datetime.now(UTC).strftime("%H:%M:%S")
+    watch = each.progress.watch.value if each.progress.watch else "-"
+    name = one_line(each.brief.name, 40) or each.id
+    return f"{at}  {name:<16} {each.agent:<10} {watch:<5} {each.state.value:<14} {_news(each)}".rstrip()
+
+
+def time_taken(each: Delegation, now: float) -> str:
+    return duration((each.progress.updated_at if each.outcome else now) - each.created_at)
+
+
+def duration(seconds: float) -> str:
+    """Short: 0.4 s, 12 s, 3 min, 5 h, 2 d."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    for unit, size, below in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 48 * 3600)):
+        if seconds < below:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} d"
+
+
+def has_ended(workflow: Workflow) -> bool:
+    """Released, or ended for good: nothing is left to watch for."""
+    return workflow.state is WorkflowState.RELEASED or workflow.state.is_ended
+
+
+def exit_code_of(each: Delegation) -> int:
+    """1 unless COMPLETED."""
+    return 0 if each.outcome is not None and each.outcome.state is TaskState.COMPLETED else 1
+
+
+def _news(each: Delegation) -> Text:
+    """What there is to say of it in half a line."""
+    if each.outcome is None:
+        waiting = "waiting for a worker" if each.phase is Phase.OPENED else ""
+        return Text(one_line(each.progress.status_text, _TEXT_LIMIT) or waiting, style="dim")
+    reason = f"{each.outcome.reason}: " if each.outcome.reason else ""
+    return Text(one_line(reason + each.outcome.text, _TEXT_LIMIT))
+
+
+def _coloured(state: str) -> Text:
+    return Text(state, style=_STYLES.get(state, ""))
+
+
+def _table(*headings: str) -> Table:
+    """The last column is cut where the terminal ends, no other."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in headings[:-1]:
+        table.add_column(heading, no_wrap=True)
+    table.add_column(headings[-1], no_wrap=True, overflow="ellipsis")
+    return table

@@ -33,6 +33,8 @@ FAILURE_TTL_S = 5
 ACCEPTED_TTL_S = 30 * 86_400
 MEMORY_S = 30.0
 POLL_S = 0.05
+#: A step waits this long for somebody else's fetch. One slot may hang at an agent's card, not the whole worker.
+STEP_PATIENCE_S = 0.3
 
 _KINDS: Mapping[str, type[AgentError]] = {
     kind.__name__: kind
@@ -71,6 +73,7 @@ class CardCache:
         participant_id: str,
         ttl_s: float,
         max_bytes: int,
+        patience_s: float = CARD_DEADLINE_S + 2,
     ) -> None:
         self._redis = client
         self._card_key = card_key
@@ -78,10 +81,11 @@ class CardCache:
         self._participant_id = participant_id
         self._ttl_s = max(1, int(ttl_s))
         self._max_bytes = max_bytes
+        self._patience_s = patience_s
         self._memory: dict[str, tuple[float, CheckedCard | AgentError]] = {}
 
     def get(self, agent: AgentSettings) -> CheckedCard:
-        """The agent's card. Raises as `fetch_card` does, and StoreUnavailable."""
+        """The agent's card. Raises as `fetch_card` does, AgentBusy while somebody fetches it, and StoreUnavailable."""
         remembered = self._memory.get(agent.id)
         if remembered is None or remembered[0] < time.monotonic():
             remembered = self._remember(agent)
@@ -118,25 +122,25 @@ class CardCache:
         return remembered
 
     def _verdict(self, agent: AgentSettings) -> _Verdict:
-        """From Redis, else fetched by whoever holds the lock. A dead holder is waited for while a fetch may last."""
+        """From Redis, else fetched by whoever holds the lock; a dead holder's lasts as long as a fetch may."""
         key = self._card_key(agent.id)
-        patience = CARD_DEADLINE_S + 2
-        give_up_at = time.monotonic() + patience
-        lock = self._redis.lock(key + ":lock", timeout=patience, thread_local=False)
+        give_up_at = time.monotonic() + self._patience_s
+        lock = self._redis.lock(key + ":lock", timeout=CARD_DEADLINE_S + 2, thread_local=False)
         while True:
             with _seam():
                 kept = self._redis.get(key)
                 if kept:
                     return _decode(kept)
                 locked = lock.acquire(blocking=False)
-            if locked or time.monotonic() > give_up_at:
+            if locked:
                 break
+            if time.monotonic() > give_up_at:
+                raise AgentBusy("its card is being fetched by somebody else")
             time.sleep(POLL_S)
         try:
             return self._fetch(agent, key)
         finally:
-            if locked:
-                _release(lock)
+            _release(lock)
 
     def _fetch(self, agent: AgentSettings, key: str) -> _Verdict:
         with _seam():

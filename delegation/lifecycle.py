@@ -180,10 +180,12 @@ class Lifecycle:
         try:
             task = agent.find_task(delegation.own_context_id, delegation.message_id, deadline_s=self._call_s(loaded))
         except AgentError as error:
-            return self._write(delegation, self._look_up_failed(loaded, delegation, error))
+            change = self._look_up_failed(loaded, delegation, error)
+            return self._write(delegation, _with_attempts_of(before, change))
         moment = self._moment(loaded)
         if task is None:
-            return self._write(delegation, decide.look_up_came_back_empty(delegation, moment))
+            change = decide.look_up_came_back_empty(delegation, moment)
+            return self._write(delegation, _with_attempts_of(before, change))
         return self._write(delegation, decide.adopted(delegation, task, moment), made=task)
 
     def _look_up_failed(self, loaded: Loaded, delegation: Delegation, error: AgentError) -> Change:
@@ -357,8 +359,13 @@ class Lifecycle:
         known = current.progress.agent_task_id
         if known == made.id or (known is None and not current.phase.is_settled):
             return
+        call_s = self._rules.call_deadline_s / 2
         try:
-            self._agents.client(delegation.agent).cancel_task(made.id, deadline_s=self._rules.call_deadline_s)
+            agent = self._agents.client(delegation.agent)
+            _unless_refused(lambda: agent.cancel_task(made.id, deadline_s=call_s))
+            if delegation.progress.push_config:
+                config_id = delegation.push_config_id
+                _unless_refused(lambda: agent.delete_push_config(made.id, config_id, deadline_s=call_s))
             self._store.count("orphans_cancelled")
         except AgentError as error:
             log.warning("delegation.orphan_left", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
@@ -400,6 +407,12 @@ class Lifecycle:
 def _without_push(delegation: Delegation) -> Delegation:
     progress = replace(delegation.progress, watch=Watch.POLL, push_config=False)
     return replace(delegation, push_digest="", progress=progress)
+
+
+def _with_attempts_of(before: Delegation, change: Change) -> Change:
+    """A look-up that ended says nothing about the sends that did not: those still count towards poisoned."""
+    progress = replace(change.after.progress, attempts=before.progress.attempts)
+    return replace(change, after=replace(change.after, progress=progress))
 
 
 def _cause_of_look(delegation: Delegation) -> Cause:

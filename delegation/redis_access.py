@@ -21,10 +21,12 @@ from delegation.state import Rules
 _SCRIPTS = {
     "number": ("number",),
     "open": ("due", "open"),
+    "load": ("due", "load"),
     "begin": ("due", "begin"),
     "save": ("due", "save"),
     "settle": ("due", "release", "settle"),
     "park": ("park",),
+    "share": ("due", "share"),
     "finish": ("due", "finish"),
     "push": ("due", "push"),
     "sweep": ("due", "sweep"),
@@ -84,7 +86,7 @@ class RedisAccess:
             health_check_interval=10,
             retry=Retry(NoBackoff(), 0),
         )
-        return cls(redis.Redis(connection_pool=pool), prefix=prefix, rules=rules, limits=limits)
+        return cls(redis.Redis.from_pool(pool), prefix=prefix, rules=rules, limits=limits)
 
     def key(self, kind: str, name: str | None = None) -> str:
         """``<prefix><kind>`` or ``<prefix><kind>:<name>``; the kinds are listed in store.py."""

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from delegation.card_cache import CardCache
-from delegation.cards import CheckedCard, allowed_origins
+from delegation.cards import CARD_DEADLINE_S, CheckedCard, allowed_origins
 from delegation.client import AgentClient
 from delegation.errors import AgentError
 from delegation.outbound import GuardedTransport
@@ -24,10 +24,18 @@ DESCRIBE_THREADS = 16
 class Roster:
     """One per process, shared by its threads; nothing is fetched or opened before it is needed.
 
-    `card_key(agent_id)` names the Redis key of an agent's card.
+    `card_key(agent_id)` names the Redis key of an agent's card; another process that fetches it is waited for as long
+    as `card_patience_s`.
     """
 
-    def __init__(self, settings: Settings, client: redis.Redis, card_key: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: redis.Redis,
+        card_key: Callable[[str], str],
+        *,
+        card_patience_s: float = CARD_DEADLINE_S + 2,
+    ) -> None:
         self._settings = settings
         self._transports: dict[str, GuardedTransport] = {}
         self._clients: dict[str, tuple[int, AgentClient]] = {}
@@ -38,6 +46,7 @@ class Roster:
             participant_id=settings.server.participant_id,
             ttl_s=settings.timing.card_ttl.total_seconds(),
             max_bytes=settings.limits.card_bytes,
+            patience_s=card_patience_s,
         )
 
     def config(self, agent_id: str) -> AgentSettings:

@@ -9,6 +9,8 @@ Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
     u:<workflow id>          set     ids of its unresolved children          empties itself
     call:<celery id>         string  delegation id of a `delegate` call      with the record
     idem:<scope digest>      hash    id and arguments of an idempotency key  retention
+    shares:<scope digest>    hash    further calls with that key, each with  retention
+                                     what follows it, '' once published
     card:<agent id>          string  the agent's card or refusal, JSON       a cache, with a TTL
     card:<agent id>:accepted string  the last card that was accepted         a cache, with a TTL
     card:<agent id>:lock     string  who is fetching it now                  seconds
@@ -36,6 +38,7 @@ from delegation.record import decode, dump_json, encode_change, encode_opened
 from delegation.redis_access import flag, flatten, new_operation_id, number
 from delegation.state import Cause, Change, Delegation, DelegationId, HistoryEntry, Phase
 from delegation.store_census import CensusFacts
+from delegation.store_shares import ShareFacts
 from delegation.store_workflows import WorkflowFacts
 
 
@@ -96,10 +99,11 @@ class Due:
     now: float
 
 
-class Store(WorkflowFacts, CensusFacts):
+class Store(WorkflowFacts, ShareFacts, CensusFacts):
     """The only door to Redis for our own state. Every method raises StoreUnavailable when Redis does not answer.
 
-    Delegations and the due index are here; workflows and what operators look at are in the two classes it inherits.
+    Delegations and the due index are here; workflows, shared delegations and what operators look at are in the three
+    classes it inherits.
     """
 
     # ------------------------------------------------------------ delegations
@@ -162,15 +166,11 @@ class Store(WorkflowFacts, CensusFacts):
 
     def load(self, delegation_id: str) -> Loaded:
         """The record as it is. Raises UnknownDelegation."""
-        with self.seam():
-            pipe = self.client.pipeline(transaction=False)
-            pipe.hgetall(self.key("d", delegation_id))
-            pipe.time()
-            raw, (seconds, micros) = pipe.execute()
-        if not raw:
+        now, *pairs = self.run("load", [self.key("d", delegation_id)], [])
+        if not pairs:
             raise UnknownDelegation(f"unknown delegation {delegation_id[:128]}")
-        now = seconds + micros / 1e6
-        return Loaded(delegation=decode(delegation_id, raw), read_at=now, anchor=time.monotonic())
+        raw = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        return Loaded(delegation=decode(delegation_id, raw), read_at=float(now), anchor=time.monotonic())
 
     def load_many(self, delegation_ids: list[str]) -> list[Delegation]:
         """The records that exist, in the order asked for."""
@@ -299,8 +299,10 @@ class Store(WorkflowFacts, CensusFacts):
             raise UnknownDelegation(f"unknown delegation {delegation_id[:128]}")
         return bool(verdict == "parked")
 
-    def finish(self, delegation: Delegation) -> None:
-        """What follows was published: SETTLED → RELEASED. A lone delegation's retention begins."""
+    def finish(self, delegation: Delegation, call_id: str | None = None) -> None:
+        """What follows a call was published. For the call that opened the delegation, which is meant unless another is
+        named: SETTLED → RELEASED, and a lone delegation's retention begins."""
+        call_id = call_id or delegation.call_id
         self.run(
             "finish",
             [
@@ -309,11 +311,18 @@ class Store(WorkflowFacts, CensusFacts):
                 self.key("roots"),
                 self.key("h", delegation.id),
                 self.key("c", delegation.id),
-                self.key("call", delegation.call_id),
+                self.key("call", call_id),
                 self.key("idem", delegation.idempotency or "-"),
                 self.key("w", root_of(delegation)),
+                self.key("shares", delegation.idempotency or "-"),
             ],
-            [delegation.id, root_of(delegation), self.limits.retention_s, flag(delegation.workflow_id is not None)],
+            [
+                delegation.id,
+                root_of(delegation),
+                self.limits.retention_s,
+                flag(delegation.workflow_id is not None),
+                call_id if call_id != delegation.call_id else "",
+            ],
         )
 
     def receive_push(self, delegation_id: str, digest: str, *, acceptable: bool, claimed: str | None) -> PushAnswer:
@@ -346,15 +355,20 @@ class Store(WorkflowFacts, CensusFacts):
 
     # ------------------------------------------------------------ due entries
 
-    def sweep(self, limit: int, *, may_call_agents: bool = True) -> list[Due]:
-        """Take at most ``limit`` due entries, pushing each ahead; leaves a heartbeat also when ``limit`` is 0.
-
-        Without ``may_call_agents`` only those that end something are returned, and the others come round in a second.
-        """
+    def sweep(self, calls: int, *, ends: int | None = None, leisure: bool = True) -> list[Due]:
+        """Take due entries, pushing each ahead: at most ``calls`` whose step calls an agent, and ``ends`` (default: as
+        many) whose step ends something. Clean-ups wait for ``leisure``, a minute at most."""
         now, *rows = self.run(
             "sweep",
             [self.key("due"), self.key("sweeper")],
-            [limit, self.rules.hint_patience_s, self.key("d", ""), self.key("w", ""), flag(may_call_agents)],
+            [
+                calls,
+                calls if ends is None else ends,
+                flag(leisure),
+                self.rules.hint_patience_s,
+                self.key("d", ""),
+                self.key("w", ""),
+            ],
         )
         return [
             Due(

@@ -79,7 +79,7 @@ class CensusFacts(RedisAccess):
         return self._roots_that_exist(ids)
 
     def trim_roots(self, limit: int = 500) -> int:
-        """Drop those of the oldest ``limit`` that have expired, which no listing may ever come to; how many there were."""
+        """Drop the expired ones of the oldest ``limit``, which no listing may ever come to; how many there were."""
         with self.seam():
             ids: Any = self.client.zrange(self.key("roots"), 0, limit - 1)
         return len(ids) - len(self._roots_that_exist(ids))

@@ -22,6 +22,7 @@ from werkzeug.datastructures import Headers
 from werkzeug.http import parse_options_header
 
 from delegation.errors import StateLost, StoreUnavailable
+from delegation.failpoints import failpoint
 from delegation.store import PushAnswer
 from web.answers import empty, not_found, unavailable
 from web.claims import claimed_state
@@ -135,6 +136,7 @@ class PushDoor:
         if verdict is PushAnswer.UNACCEPTABLE:
             return empty(413 if is_too_long else 415)
         if verdict is PushAnswer.WOKEN:
+            failpoint("push.after_wake")
             self._send_wake(delegation_id)
         return empty(202)
 

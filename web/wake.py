@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from typing import Any
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from delegation.settings import Settings
+from delegation.settings import CelerySettings, Settings
+from workers.carrier import named_app
 from workers.celery_settings import QUEUE, broker_transport_options
 
 WAKE_TASK = "delegation.wake"
@@ -18,6 +20,8 @@ _TIMEOUT_S = 2.0
 _STALE_WITHIN_S = 0.5
 #: Connecting is not tried again either: `retry=False` covers publishing only.
 _IMPATIENT = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S, "max_retries": 0}
+#: How to reach the broker, beside its address and the transport's options.
+_BROKER_SETTINGS = ("broker_use_ssl", "broker_login_method", "broker_failover_strategy", "broker_heartbeat")
 #: More than the threads of a web process, so that nobody waits for a connection; only those in use are opened.
 _MAX_CONNECTIONS = 128
 
@@ -57,13 +61,28 @@ class WakeSender:
 
 
 def _producing_app(settings: Settings) -> Celery:
-    app = Celery("delegation.web", broker=settings.celery.broker_url or settings.redis.url, set_as_current=False)
+    broker = _broker(settings)
+    options = broker.pop("broker_transport_options")
+    app = Celery("delegation.web", set_as_current=False)
     app.conf.update(
+        **broker,
         task_ignore_result=True,
         task_serializer="json",
         accept_content=["json"],
         broker_connection_timeout=_TIMEOUT_S,
         broker_pool_limit=_MAX_CONNECTIONS,
-        broker_transport_options=broker_transport_options(settings) | _IMPATIENT,
+        broker_transport_options=options | _IMPATIENT,
     )
     return app
+
+
+def _broker(settings: Settings) -> dict[str, Any]:
+    """Where the workers listen. That of our own app follows from the settings; somebody else's app has to say it."""
+    if settings.celery.app == CelerySettings.model_fields["app"].default:
+        url = settings.celery.broker_url or settings.redis.url
+        return {"broker_url": url, "broker_transport_options": broker_transport_options(settings)}
+    theirs = named_app(settings.celery.app).conf
+    return {name: theirs[name] for name in _BROKER_SETTINGS} | {
+        "broker_url": theirs.broker_write_url or theirs.broker_url,
+        "broker_transport_options": dict(theirs.broker_transport_options or {}),
+    }

@@ -48,6 +48,9 @@ STEP: dict[str, Any] = {
     "soft_time_limit": 60,
     "time_limit": 90,
 }
+#: Steps that a dashboard is better without: looks by the thousand would bury what somebody asked for. ``watch`` tells
+#: its own story (events.py).
+QUIET_STEP: dict[str, Any] = {**STEP, "send_events": False}
 
 
 class DelegateTask(Task[Any, Any]):

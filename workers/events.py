@@ -12,8 +12,10 @@ log = structlog.get_logger("delegation")
 
 
 def announce_parked(task: Task[Any, Any]) -> None:
-    """Flower shows no state that no event told; an ignored task would stay STARTED there."""
-    _send(task.app, task.request.hostname, "task-parked", uuid=task.request.id)
+    """Flower shows no state that no event told, and Celery's own would call a parked task succeeded."""
+    request = task.request
+    family = {"root_id": request.root_id, "parent_id": request.parent_id}
+    _send(task.app, request.hostname, "task-parked", uuid=request.id, name=task.name, args=repr(request.args), **family)
 
 
 def announce_resumed(task: Task[Any, Any], parked_id: str) -> None:

@@ -24,8 +24,8 @@ from workers.runtime import runtime
 
 log = structlog.get_logger("delegation")
 
-#: Entries looked at in one go while the main queue is full: then only what ends something is sent.
-MOST_WHEN_FULL = 1000
+#: Clean-ups are never urgent and cost a message each, so they travel together.
+CLEAN_UPS_PER_MESSAGE = 20
 #: A small worker must not take a queue for full that the others empty quickly.
 LEAST_QUEUED = 64
 
@@ -76,33 +76,34 @@ class Sweep:
         self._epoch: str | None = None
 
     def once(self) -> bool:
-        """Send the steps that are due; True when more may be waiting. Raises StoreUnavailable, OperationalError."""
+        """Send the steps that are due; True when more may be waiting. Raises StoreUnavailable, OperationalError.
+
+        A long queue is not made longer: an outage must not turn into a storm (DESIGN §6).
+        """
         self._check_epoch()
         lengths = queue_lengths(self._app)
-        room = self._most_queued - lengths[QUEUE]
-        end_room = self._most_queued - lengths[END_QUEUE]
-        limit = max(0, min(end_room, room) if room > 0 else min(end_room, MOST_WHEN_FULL))
-        taken = self._store.sweep(limit, may_call_agents=room > 0)
+        calls = max(0, self._most_queued - lengths[QUEUE])
+        ends = max(0, self._most_queued - lengths[END_QUEUE])
+        taken = self._store.sweep(calls, ends=ends, leisure=lengths[QUEUE] == 0)
+        clean_ups = []
         for due in taken:
             if due.kind == "workflow":
                 self._sweep_workflow(due)
-            else:
-                self._sweep_delegation(due, may_call_agents=room > 0)
-        return room > 0 and limit > 0 and len(taken) == limit
+                continue
+            for step in choose_steps(Phase(due.phase), due.timers, due.now):
+                if step is Step.CLEAN_UP:
+                    clean_ups.append(due)
+                elif step in (Step.START, Step.FINALIZE):
+                    self._send_again(due, step)
+                else:
+                    self._send(step, due)
+        for first in range(0, len(clean_ups), CLEAN_UPS_PER_MESSAGE):
+            self._send(Step.CLEAN_UP, *clean_ups[first : first + CLEAN_UPS_PER_MESSAGE])
+        return calls > 0 and len(taken) >= calls
 
     def _sweep_workflow(self, due: Due) -> None:
         step = "delegation.expire_workflow" if "cleanup_at" in due.timers else Step.RELEASE.value
         self._app.tasks[step].apply_async((due.id,), task_id=f"{due.id}.{step.rpartition('.')[2]}", add_to_parent=False)
-
-    def _sweep_delegation(self, due: Due, *, may_call_agents: bool) -> None:
-        """Steps that call agents wait while their queue is long: an outage must not turn into a storm (DESIGN §6)."""
-        for step in choose_steps(Phase(due.phase), due.timers, due.now):
-            if not may_call_agents and step in (Step.START, Step.WAKE, Step.CLEAN_UP):
-                continue
-            if step in (Step.START, Step.FINALIZE):
-                self._send_again(due, step)
-            else:
-                self._send(due, step)
 
     def _send_again(self, due: Due, step: Step) -> None:
         """A message of a user's canvas that was lost, or whose worker died."""
@@ -114,10 +115,10 @@ class Sweep:
         if delegation.phase in (Phase.OPENED, Phase.SETTLED):
             self._store.count("redriven")
 
-    def _send(self, due: Due, step: Step) -> None:
+    def _send(self, step: Step, *due: Due) -> None:
         name = step.value.rpartition(".")[2]
-        task_id = f"{due.id}.{name}.{int(due.now * 1000)}"
-        self._app.tasks[step.value].apply_async((due.id,), task_id=task_id, add_to_parent=False)
+        task_id = f"{due[0].id}.{name}.{int(due[0].now * 1000)}"
+        self._app.tasks[step.value].apply_async(tuple(each.id for each in due), task_id=task_id, add_to_parent=False)
 
     def _check_epoch(self) -> None:
         """Redis that forgot us is reported, never taken for an empty one (reliability.md §3)."""

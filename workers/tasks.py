@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import structlog
@@ -14,7 +16,9 @@ from delegation.agent_task import TaskState
 from delegation.errors import AgentTaskFailed, StoreUnavailable, UnknownDelegation, UnknownWorkflow
 from delegation.failpoints import failpoint
 from delegation.lifecycle import Aftermath
+from delegation.state import Delegation
 from workers.canvas import (
+    QUIET_STEP,
     STEP,
     adopt_tail,
     has_ended,
@@ -54,17 +58,17 @@ def start_agent_task(self: Task[Any, Any], delegation_id: str) -> str:
     return delegation_id
 
 
-@shared_task(bind=True, name="delegation.watch", **STEP)
+@shared_task(bind=True, name="delegation.watch", **QUIET_STEP)
 @hint
 def watch(self: Task[Any, Any], delegation_id: str) -> str:
     """Park the chain: no slot, no message, no timer is held. Falls through when the outcome is known already."""
     if runtime().store.park(delegation_id):
         announce_parked(self)
-        raise Ignore
+        self.request.chain = None  # Celery would publish it when the task returns; whoever settles does so instead
     return delegation_id
 
 
-@shared_task(bind=True, name="delegation.wake", **STEP)
+@shared_task(bind=True, name="delegation.wake", **QUIET_STEP)
 @hint
 def wake(self: Task[Any, Any], delegation_id: str) -> None:
     """Look at a delegation: GetTask, and apply that answer."""
@@ -78,13 +82,16 @@ def expire(self: Task[Any, Any], delegation_id: str) -> None:
     follow_up(self.app, runtime().lifecycle.expire(delegation_id))
 
 
+#: The delegation that this thread's finalize loaded, for the last note of it.
+_finalizing: ContextVar[Delegation] = ContextVar("finalizing")
+
+
 class FinalizeTask(Task[Any, Any]):
     """finalize's due entry goes when its links are published and its result is stored."""
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002
         failpoint("finalize.before_finish")
-        store = runtime().store
-        store.finish(store.load(args[0]).delegation, task_id)
+        runtime().store.finish(_finalizing.get(), task_id)
 
 
 @shared_task(
@@ -92,6 +99,7 @@ class FinalizeTask(Task[Any, Any]):
     base=FinalizeTask,
     name="delegation.finalize",
     throws=(AgentTaskFailed,),
+    track_started=False,  # STARTED would replace a stored failure when the message comes twice, and stay
     resultrepr_maxsize=90,  # id, agent and state; the text is nothing for events and logs (law 8)
     **{**STEP, "ignore_result": False},
 )
@@ -103,9 +111,10 @@ def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
     tail = waiting_calls(delegation).get(call_id)
     if delegation.outcome is None or tail is None:
         raise Ignore
-    if has_ended(self.app, call_id, tail):
+    if (self.request.delivery_info or {}).get("redelivered") and has_ended(self.app, call_id, tail):
         runtime().store.finish(delegation, call_id)  # only the last note of it is missing
         raise Ignore
+    _finalizing.set(delegation)
     if delegation.parked:
         announce_resumed(self, watch_id(delegation.id))
     adopt_tail(self.request, tail)
@@ -123,14 +132,16 @@ def release(self: Task[Any, Any], workflow_id: str) -> None:
     publish_release(self.app, workflow_id, again=True)
 
 
-@shared_task(bind=True, name="delegation.clean_up", **STEP)
-@hint
-def clean_up(_: Task[Any, Any], delegation_id: str) -> None:
-    """Remove what a settled delegation left at the agent."""
-    runtime().lifecycle.clean_up(delegation_id)
+@shared_task(bind=True, name="delegation.clean_up", **QUIET_STEP)
+def clean_up(self: Task[Any, Any], *delegation_ids: str) -> None:
+    """Remove what settled delegations left at their agents. What it does not get to comes round again."""
+    until = time.monotonic() + runtime().settings.timing.call_deadline.total_seconds()
+    for delegation_id in delegation_ids:
+        if time.monotonic() < until:
+            hint(lambda _, id_: runtime().lifecycle.clean_up(id_))(self, delegation_id)
 
 
-@shared_task(bind=True, name="delegation.expire_workflow", **STEP)
+@shared_task(bind=True, name="delegation.expire_workflow", **QUIET_STEP)
 @hint
 def expire_workflow(_: Task[Any, Any], workflow_id: str) -> None:
     """Start the retention of an ended workflow and its children."""

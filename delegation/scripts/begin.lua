@@ -19,7 +19,7 @@ if redis.call('ZCARD', calls) >= tonumber(ARGV[5]) then
   else
     -- A slot that becomes free calls up whoever waits longest; the timer is for a holder that died, and the only one
     -- now: a poll that is overdue would come round again at once. Who was called up in vain keeps the old place.
-    redis.call('HSETNX', record, 'waits_since', stamp(now))
+    redis.call('HSETNX', record, 'waits_since', string.format('%.6f', now)) -- many may come in a millisecond
     redis.call('ZADD', waiting, redis.call('HGET', record, 'waits_since'), ARGV[2])
     redis.call('HSET', record, 'refetch_at', stamp(now + lease))
     redis.call('HDEL', record, 'hinted_at', 'poll_at')

@@ -39,10 +39,17 @@ end
 
 -- Writes field/value pairs; an empty value removes the field.
 local function write_fields(record, argv, first, count)
+  local written, removed = {}, {}
   for i = first, first + 2 * count - 2, 2 do
-    if argv[i + 1] == '' then redis.call('HDEL', record, argv[i])
-    else redis.call('HSET', record, argv[i], argv[i + 1]) end
+    if argv[i + 1] == '' then
+      removed[#removed + 1] = argv[i]
+    else
+      written[#written + 1] = argv[i]
+      written[#written + 1] = argv[i + 1]
+    end
   end
+  if #written > 0 then redis.call('HSET', record, unpack(written)) end
+  if #removed > 0 then redis.call('HDEL', record, unpack(removed)) end
   return first + 2 * count
 end
 

@@ -569,5 +569,5 @@ def test_the_procfile_runs_web_worker_and_flower() -> None:
     """Flower shows everything, so it listens on this machine only."""
     commands = {name: shlex.split(command) for name, command in procfile().items()}
     assert set(commands) == {"web", "worker", "flower"}
-    assert commands["web"][:2] == ["gunicorn", "web.wsgi:app"]
+    assert commands["web"][:3] == ["gunicorn", "-c", "python:web.server"]
     assert "--address=127.0.0.1" in commands["flower"]

@@ -28,6 +28,7 @@ IMPLEMENTED_EXTENSIONS: frozenset[str] = frozenset()
 BINDINGS = (JSONRPC, HTTP_JSON)
 
 _VERSION_1_0 = re.compile(r"1\.0(\.\d+)?")
+_EMPTY: tuple[Any, ...] = (None, "", [])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,8 +127,9 @@ def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> Check
     """
     if not isinstance(raw, dict):
         raise _invalid("not a JSON object")
+    _check_complete(raw)
     name, description, version = (_required_text(raw, key) for key in ("name", "description", "version"))
-    interfaces = _required(raw, "supportedInterfaces", list)
+    interfaces = _optional(raw, "supportedInterfaces", list)
     capabilities = _optional(raw, "capabilities", dict)
     skills = tuple(_objects(raw, "skills"))
     extensions = tuple(_read_extensions(capabilities))
@@ -249,16 +251,19 @@ def _objects(owner: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return list(entries)
 
 
+def _check_complete(raw: dict[str, Any]) -> None:
+    """Name everything that is missing at once. Absent skills alone are none; beside other gaps they are one more."""
+    missing = [key for key in ("name", "description", "version", "supportedInterfaces") if raw.get(key) in _EMPTY]
+    if not missing:
+        return
+    missing += [] if "skills" in raw else ["skills"]
+    snakes = [snake for key in missing if (snake := re.sub(r"([A-Z])", r"_\1", key).lower()) != key and snake in raw]
+    raise _invalid(f"{', '.join(missing)} missing" + (f" (found {', '.join(snakes)})" if snakes else ""))
+
+
 def _required_text(raw: dict[str, Any], key: str) -> str:
-    text: str = _required(raw, key, str)
+    text: str = _optional(raw, key, str)
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _required(raw: dict[str, Any], key: str, kind: type) -> Any:
-    if raw.get(key) in (None, "", []):
-        snake = re.sub(r"([A-Z])", r"_\1", key).lower()
-        raise _invalid(f"{key} missing" + (f" (found {snake})" if snake != key and snake in raw else ""))
-    return _optional(raw, key, kind)
 
 
 def _optional(owner: dict[str, Any], key: str, kind: type) -> Any:

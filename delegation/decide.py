@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from delegation.agent_task import AgentMessage, AgentTask, TaskState
+from delegation.agent_task import AgentMessage, AgentTask, Artifact, TaskState
 from delegation.errors import AgentBusy, AgentError
 from delegation.state import Brief, Cause, Change, Delegation, HistoryEntry, Outcome, Phase, Progress, Reason, Rules
 from delegation.watch import backoff_s, next_look_at
@@ -116,7 +116,10 @@ def answered_directly(delegation: Delegation, message: AgentMessage, moment: Mom
         updated_at=moment.now,
     )
     after = replace(delegation, progress=progress)
-    return settle(after, TaskState.COMPLETED, cause=Cause.SENT, moment=moment, text=message.text)
+    artifacts: tuple[Artifact, ...] = ()
+    if not all("text" in part for part in message.parts):  # more than its text says
+        artifacts = (Artifact(id="message", name="message", text=message.text, parts=message.parts),)
+    return settle(after, TaskState.COMPLETED, cause=Cause.SENT, moment=moment, text=message.text, artifacts=artifacts)
 
 
 # ---------------------------------------------------------------- hearing
@@ -131,10 +134,10 @@ def transition(delegation: Delegation, task: AgentTask, *, cause: Cause, moment:
     after = replace(delegation, phase=Phase.WATCHING, progress=progress)
     if progress.state.is_terminal:
         text = task.text if progress.state is TaskState.COMPLETED else task.status_text or task.last_agent_text
-        return settle(after, progress.state, cause=cause, moment=moment, text=text, task=task)
+        return settle(after, progress.state, cause=cause, moment=moment, text=text, artifacts=task.artifacts)
     story = () if cause is not Cause.SENT and not _is_news(before, progress) else (_entry(cause, progress),)
-    if task.state is None:
-        story = (HistoryEntry(cause=cause, state=progress.state, text=f"unknown_state {task.raw_state[:60]!r}"),)
+    if progress.unknown_state and progress.unknown_state != before.unknown_state:
+        story = (HistoryEntry(cause=cause, state=progress.state, text=f"unknown_state {progress.unknown_state}"),)
     return Change(after=_schedule(after, moment), history=story)
 
 
@@ -144,6 +147,7 @@ def _heard(before: Progress, task: AgentTask, moment: Moment) -> Progress:
     progress = replace(
         before,
         state=state,
+        unknown_state="" if task.state else repr(task.raw_state[:60]),
         status_text=_cut(task.status_text, moment.rules.status_text_chars),
         status_parts=task.status_parts if state.is_interrupted else (),
         status_at=task.status_at,
@@ -163,7 +167,7 @@ def _heard(before: Progress, task: AgentTask, moment: Moment) -> Progress:
 
 
 def _is_news(before: Progress, after: Progress) -> bool:
-    keys = ("state", "status_text", "status_at", "agent_task_id")
+    keys = ("state", "unknown_state", "status_text", "status_at", "agent_task_id")
     return any(getattr(before, key) != getattr(after, key) for key in keys)
 
 
@@ -239,10 +243,9 @@ def settle(
     moment: Moment,
     text: str = "",
     reason: Reason | None = None,
-    task: AgentTask | None = None,
+    artifacts: tuple[Artifact, ...] = (),
 ) -> Change:
     """The end of a delegation: its outcome, and what is left to remove at the agent."""
-    artifacts = task.artifacts if task else ()
     short = _cut_bytes(text, moment.rules.message_text_bytes)
     progress = delegation.progress
     outcome = Outcome(
@@ -262,7 +265,7 @@ def settle(
     leftovers = progress.agent_task_id and (progress.push_config or progress.abandoned)
     after = replace(
         delegation,
-        progress=replace(progress, state=state, updated_at=moment.now),
+        progress=replace(progress, state=state, attempts=0, failures=0, updated_at=moment.now),
         claimed=None,
         outcome=outcome,
     )
@@ -287,7 +290,7 @@ def expire(delegation: Delegation, moment: Moment) -> Change:
 
 def left_for_later(delegation: Delegation, moment: Moment) -> Change:
     """Cleaning up at the agent failed: again later, and given up after a day (its token is dead anyway)."""
-    progress = replace(delegation.progress, failures=delegation.progress.failures + 1)
+    progress = replace(delegation.progress, failures=delegation.progress.failures + 1, attempts=0)
     wait = backoff_s(progress.failures, moment.rules, moment.rand)
     give_up_at = progress.updated_at + moment.rules.cleanup_for_s
     at = moment.now + wait if moment.now < give_up_at else None

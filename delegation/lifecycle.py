@@ -11,12 +11,12 @@ import random
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import structlog
 
 from delegation import decide
-from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
+from delegation.agent_task import AgentMessage, AgentTask, OutgoingMessage, PushConfig
+from delegation.agents import AgentCalls, Agents, withdraw
 from delegation.decide import Moment, StartAction
 from delegation.errors import (
     AgentError,
@@ -25,7 +25,6 @@ from delegation.errors import (
     AgentUnreachable,
     AnswerTooLarge,
     CallAmbiguous,
-    MethodNotOffered,
     PushNotAccepted,
     StaleWrite,
     UnknownAgent,
@@ -34,38 +33,9 @@ from delegation.errors import (
 from delegation.failpoints import failpoint
 from delegation.state import Cause, Change, Delegation, Phase, Reason, Rules, Watch
 from delegation.store import Begun, Loaded, Settlement, Store
-from delegation.watch import CanHear, choose
+from delegation.watch import choose
 
 log = structlog.get_logger("delegation")
-
-
-class AgentCalls(Protocol):
-    """What the story asks of an agent (see client.py)."""
-
-    def send_message(
-        self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
-    ) -> AgentTask | AgentMessage: ...
-    def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask: ...
-    def find_task(self, context_id: ContextId, message_id: str, *, deadline_s: float) -> AgentTask | None: ...
-    def cancel_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask: ...
-    def delete_push_config(self, agent_task_id: AgentTaskId, config_id: str, *, deadline_s: float) -> None: ...
-
-
-class AgentConfig(Protocol):
-    """What the operator says about an agent."""
-
-    @property
-    def updates(self) -> str: ...
-    @property
-    def on_ambiguous_send(self) -> str: ...
-
-
-class Agents(Protocol):
-    """Where agents come from (see roster.py)."""
-
-    def config(self, agent: str) -> AgentConfig: ...
-    def card(self, agent: str) -> CanHear: ...
-    def client(self, agent: str) -> AgentCalls: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,8 +143,7 @@ class Lifecycle:
 
     def _look_up(self, loaded: Loaded, agent: AgentCalls) -> Aftermath | None:
         before = loaded.delegation
-        trying = replace(before, progress=replace(before.progress, attempts=before.progress.attempts + 1))
-        begun, delegation = self._store.begin(before, trying, counts=("look_ups",))
+        begun, delegation = self._store.begin(before, _attempted(before), counts=("look_ups",))
         if begun is not Begun.BEGUN:
             return None
         try:
@@ -211,7 +180,8 @@ class Lifecycle:
         if before.fetched_at is not None and loaded.now() < before.fetched_at + self._rules.min_fetch_gap_s:
             return None  # the message came twice
         if decide.is_poisoned(before, self._rules):
-            return self._give_up(loaded, before, Reason.POISONED, "every attempt to fetch it ended in a crash")
+            unwanted = replace(before, progress=replace(before.progress, abandoned=True))
+            return self._give_up(loaded, unwanted, Reason.POISONED, "every attempt to fetch it ended in a crash")
         cause = _cause_of_look(before)
         try:
             agent = self._agents.client(before.agent)
@@ -220,8 +190,9 @@ class Lifecycle:
             return self._write(before, postponed, fenced=False)
         except UnknownAgent as error:
             return self._give_up(loaded, before, Reason.AGENT_REFUSED, str(error))
-        progress = replace(before.progress, attempts=before.progress.attempts + 1)
-        fetching = replace(before, heard="", fetched_at=loaded.now(), progress=progress)
+        fetching = replace(_attempted(before), heard="", fetched_at=loaded.now())
+        if before.heard == "push":  # a new claim has the whole ladder before it
+            fetching = replace(fetching, progress=replace(fetching.progress, refetches=0))
         begun, delegation = self._store.begin(before, fetching, counts=("fetches",))
         if begun is not Begun.BEGUN:
             return None
@@ -270,33 +241,23 @@ class Lifecycle:
         before = loaded.delegation
         if not before.phase.is_settled or before.timers.cleanup_at is None:
             return
+        if decide.is_poisoned(before, self._rules):
+            self._try_save(before, decide.cleaned_up(before), fenced=False)  # given up: it kills whoever tries
+            return
         try:
             agent = self._agents.client(before.agent)
         except (AgentError, UnknownAgent):
             self._try_save(before, decide.left_for_later(before, self._moment(loaded)), fenced=False)
             return
-        begun, delegation = self._store.begin(before, before, counts=("clean_ups",))
+        begun, delegation = self._store.begin(before, _attempted(before), counts=("clean_ups",))
         if begun is not Begun.BEGUN:
             return
         try:
-            self._remove_leftovers(delegation, agent)
-        except (AgentUnreachable, CallAmbiguous, AgentError):
+            withdraw(agent, delegation, cancel=delegation.progress.abandoned, call_s=self._rules.call_deadline_s / 2)
+        except AgentError:
             self._try_save(delegation, decide.left_for_later(delegation, self._moment(loaded)))
             return
         self._try_save(delegation, decide.cleaned_up(delegation))
-
-    def _remove_leftovers(self, delegation: Delegation, agent: AgentCalls) -> None:
-        """A refusal is as good as done: the task has ended, or the config is not there (S12)."""
-        agent_task_id = delegation.progress.agent_task_id
-        assert agent_task_id is not None
-        call_s = self._rules.call_deadline_s / 2
-        if delegation.progress.abandoned:
-            _unless_refused(lambda: agent.cancel_task(agent_task_id, deadline_s=call_s))
-            failpoint("cancel.after_call")
-        failpoint("cfg.before_delete")
-        if delegation.progress.push_config:
-            config_id = delegation.push_config_id
-            _unless_refused(lambda: agent.delete_push_config(agent_task_id, config_id, deadline_s=call_s))
 
     # ------------------------------------------------------------ writing
 
@@ -359,13 +320,10 @@ class Lifecycle:
         known = current.progress.agent_task_id
         if known == made.id or (known is None and not current.phase.is_settled):
             return
-        call_s = self._rules.call_deadline_s / 2
+        orphan = replace(delegation, progress=replace(delegation.progress, agent_task_id=made.id))
         try:
             agent = self._agents.client(delegation.agent)
-            _unless_refused(lambda: agent.cancel_task(made.id, deadline_s=call_s))
-            if delegation.progress.push_config:
-                config_id = delegation.push_config_id
-                _unless_refused(lambda: agent.delete_push_config(made.id, config_id, deadline_s=call_s))
+            withdraw(agent, orphan, cancel=True, call_s=self._rules.call_deadline_s / 2)
             self._store.count("orphans_cancelled")
         except AgentError as error:
             log.warning("delegation.orphan_left", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
@@ -404,6 +362,11 @@ class Lifecycle:
         )
 
 
+def _attempted(delegation: Delegation) -> Delegation:
+    """A step begins; the count goes back to 0 when one ends."""
+    return replace(delegation, progress=replace(delegation.progress, attempts=delegation.progress.attempts + 1))
+
+
 def _without_push(delegation: Delegation) -> Delegation:
     progress = replace(delegation.progress, watch=Watch.POLL, push_config=False)
     return replace(delegation, push_digest="", progress=progress)
@@ -420,10 +383,3 @@ def _cause_of_look(delegation: Delegation) -> Cause:
     if delegation.heard == "push":
         return Cause.PUSH
     return Cause.SWEEP if delegation.progress.watch is Watch.PUSH else Cause.POLL
-
-
-def _unless_refused(call: Callable[[], object]) -> None:
-    try:
-        call()
-    except (AgentRefused, MethodNotOffered):
-        return

@@ -100,6 +100,7 @@ class Progress:
     """The part of the record that only our steps change, always under a version check."""
 
     state: TaskState = TaskState.SUBMITTED
+    unknown_state: str = ""  #: spelling of the state of the last answer, in quotes, if it is none of A2A's
     status_text: str = ""
     status_parts: tuple[dict[str, Any], ...] = ()
     status_at: str = ""

@@ -9,6 +9,7 @@ Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
     u:<workflow id>          set     ids of its unresolved children          empties itself
     call:<celery id>         string  delegation id of a `delegate` call      with the record
     idem:<scope digest>      hash    id and arguments of an idempotency key  retention
+    finalizing:<celery id>   string  somebody runs what follows that call    one lease
     shares:<scope digest>    hash    further calls with that key, each with  retention
                                      what follows it, '' once published
     card:<agent id>          string  the agent's card or refusal, JSON       a cache, with a TTL

@@ -1,4 +1,4 @@
-"""What Redis keeps of further `delegate` calls for one delegation. Part of the store (see store.py for the keys)."""
+"""What Redis keeps of `delegate` calls beside the one in the record. Part of the store (see store.py for the keys)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from delegation.state import Delegation
 
 
 class ShareFacts(RedisAccess):
-    """Calls that found their delegation by its idempotency key, each with a canvas of its own."""
+    """Who lets a call's canvas go on; and the calls that found their delegation by its idempotency key."""
+
+    def claim_finalize(self, call_id: str) -> bool:
+        """Whether nobody else lets this call's canvas go on right now. Ends by itself, should the claimant die."""
+        with self.seam():
+            lease_ms = int(self.rules.lease_s * 1000)
+            return bool(self.client.set(self.key("finalizing", call_id), "1", nx=True, px=lease_ms))
 
     def share_delegation(self, delegation: Delegation, call_id: str, tail: Mapping[str, Any]) -> bool:
         """Keep what follows one more call. True when the outcome is known, so that it may be published now.

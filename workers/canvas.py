@@ -106,7 +106,8 @@ def open_delegation(
     agents = [agent.id for agent in context.settings.agents]
     if arguments.get("agent") not in agents:
         raise UnknownAgent(str(arguments.get("agent", "")), agents)
-    deadline = read_deadline(arguments.get("deadline") or context.settings.defaults.deadline)
+    given = arguments.get("deadline")
+    deadline = read_deadline(context.settings.defaults.deadline if given is None else given)
     workflow = arguments.get("workflow")
     number = context.store.next_child_number(workflow) if workflow else None
     delegation = make_delegation(

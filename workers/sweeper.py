@@ -7,6 +7,7 @@ proves it happened takes it out. A sweeper that dies lets the score come round a
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import structlog
@@ -26,6 +27,8 @@ log = structlog.get_logger("delegation")
 
 #: Clean-ups are never urgent and cost a message each, so they travel together.
 CLEAN_UPS_PER_MESSAGE = 20
+#: How often the list of roots is rid of those whose retention has passed.
+TIDY_EVERY_S = 60.0
 #: A small worker must not take a queue for full that the others empty quickly.
 LEAST_QUEUED = 64
 
@@ -74,6 +77,7 @@ class Sweep:
         self._store = store
         self._most_queued = max(LEAST_QUEUED, 2 * slots)
         self._epoch: str | None = None
+        self._tidy_at = 0.0
 
     def once(self) -> bool:
         """Send the steps that are due; True when more may be waiting. Raises StoreUnavailable, OperationalError.
@@ -81,6 +85,9 @@ class Sweep:
         A long queue is not made longer: an outage must not turn into a storm (DESIGN §6).
         """
         self._check_epoch()
+        if time.monotonic() >= self._tidy_at:
+            self._store.trim_roots()
+            self._tidy_at = time.monotonic() + TIDY_EVERY_S
         lengths = queue_lengths(self._app)
         calls = max(0, self._most_queued - lengths[QUEUE])
         ends = max(0, self._most_queued - lengths[END_QUEUE])

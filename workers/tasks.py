@@ -82,8 +82,8 @@ def expire(self: Task[Any, Any], delegation_id: str) -> None:
     follow_up(self.app, runtime().lifecycle.expire(delegation_id))
 
 
-#: The delegation that this thread's finalize loaded, for the last note of it.
-_finalizing: ContextVar[Delegation] = ContextVar("finalizing")
+#: The delegation whose canvas this thread lets go on, for the last note of it.
+_finalizing: ContextVar[Delegation | None] = ContextVar("finalizing", default=None)
 
 
 class FinalizeTask(Task[Any, Any]):
@@ -91,7 +91,9 @@ class FinalizeTask(Task[Any, Any]):
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002
         failpoint("finalize.before_finish")
-        runtime().store.finish(_finalizing.get(), task_id)
+        delegation = _finalizing.get()
+        if delegation is not None and delegation.id == args[0]:
+            runtime().store.finish(delegation, task_id)
 
 
 @shared_task(
@@ -106,6 +108,7 @@ class FinalizeTask(Task[Any, Any]):
 @hint
 def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
     """Return the outcome, or raise AgentTaskFailed; what follows in the user's canvas goes on from here."""
+    _finalizing.set(None)
     delegation = runtime().store.load(delegation_id).delegation
     call_id = str(self.request.id)
     tail = waiting_calls(delegation).get(call_id)
@@ -115,6 +118,8 @@ def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
         runtime().store.finish(delegation, call_id)  # only the last note of it is missing
         raise Ignore
     _finalizing.set(delegation)
+    if not runtime().store.claim_finalize(call_id):
+        raise Ignore  # the same message is at work elsewhere; should that one die, the due index sends another
     if delegation.parked:
         announce_resumed(self, watch_id(delegation.id))
     adopt_tail(self.request, tail)

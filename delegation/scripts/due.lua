@@ -64,9 +64,14 @@ local function count_up(counters, argv, first, count)
 end
 
 -- Gives back the record's call slot and calls up the delegation that waited longest for one.
+-- The slot is kept for it a while, so that nobody who comes just now is served first.
+local SLOT_KEPT = 5
 local function free_slot(calls, waiting, due, id, now)
   if redis.call('ZREM', calls, id) == 1 then
     local first = redis.call('ZPOPMIN', waiting)
-    if first[1] then redis.call('ZADD', due, stamp(now), 'delegation:' .. first[1]) end
+    if first[1] then
+      redis.call('ZADD', calls, stamp(now + SLOT_KEPT), first[1])
+      redis.call('ZADD', due, stamp(now), 'delegation:' .. first[1])
+    end
   end
 end

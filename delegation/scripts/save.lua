@@ -7,7 +7,8 @@
 local now = redis_now()
 local record, due = KEYS[1], KEYS[2]
 local f = redis.call('HMGET', record, 'version', 'fence', 'op', 'wakes', 'fetched_at', 'phase')
-if f[3] == ARGV[1] then return {'saved', f[1], '0'} end
+local op_that_woke = ARGV[1] .. '+'
+if f[3] == ARGV[1] or f[3] == op_that_woke then return {'saved', f[1], f[3] == op_that_woke and '1' or '0'} end
 if f[1] ~= ARGV[4] or (ARGV[5] ~= '' and (f[2] or '0') ~= ARGV[5]) then return {'stale', f[1] or '', '0'} end
 local woken = tonumber(f[4] or 0) > tonumber(ARGV[6])
 local claimed = woken and redis.call('HGET', record, 'claimed')
@@ -15,7 +16,6 @@ local next_arg = write_fields(record, ARGV, 11, tonumber(ARGV[10]))
 local entries = tonumber(ARGV[next_arg])
 next_arg = append_history(KEYS[3], ARGV, next_arg + 1, entries, now, tonumber(ARGV[9]))
 count_up(KEYS[4], ARGV, next_arg, #ARGV - next_arg + 1)
-redis.call('HSET', record, 'op', ARGV[1])
 redis.call('HDEL', record, 'lease_until')
 local wake_now = '0'
 if woken and redis.call('HGET', record, 'phase') == 'WATCHING' then
@@ -30,6 +30,7 @@ if woken and redis.call('HGET', record, 'phase') == 'WATCHING' then
   end
   redis.call('HSET', record, 'refetch_at', stamp(at))
 end
+redis.call('HSET', record, 'op', wake_now == '1' and op_that_woke or ARGV[1])
 local version = redis.call('HINCRBY', record, 'version', 1)
 free_slot(KEYS[5], KEYS[6], due, ARGV[2], now)
 reschedule(record, due, 'delegation:' .. ARGV[2], now)

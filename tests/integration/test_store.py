@@ -179,6 +179,13 @@ def save_it(records: Records) -> None:
     records.hear(records.intend(records.open())[1])
 
 
+def save_it_and_wake(records: Records) -> None:
+    """A push came before the answer to the send."""
+    _, sending = records.intend(records.open())
+    push(records, sending.id)
+    assert records.hear(sending)
+
+
 def settle_it(records: Records) -> None:
     """Of a parked last child of a joining workflow."""
     workflow = records.open_workflow()
@@ -201,7 +208,7 @@ def park_it(records: Records) -> None:
     records.store.park(records.open().id)
 
 
-@pytest.mark.parametrize("act", [open_it, begin_it, save_it, settle_it, join_it, end_it, park_it])
+@pytest.mark.parametrize("act", [open_it, begin_it, save_it, save_it_and_wake, settle_it, join_it, end_it, park_it])
 def test_a_repeated_script_answers_the_same_and_does_nothing(records: Records, act: Callable[[Records], None]) -> None:
     """redis-py repeats calls whose reply was lost: the very same arguments are answered, not run again."""
     act(records)
@@ -249,6 +256,14 @@ def test_one_of_two_steps_begins(records: Records) -> None:
     assert records.intend(records.load(opened.id))[0] is Begun.HELD
     assert records.due_in(opened.id) == is_near(1500)
     assert steps_of(records, opened.id) == ()
+
+
+def test_one_at_work_is_not_due_for_what_it_is_at_work_on(records: Records) -> None:
+    """The look that was overdue is under way; until the lease ends nothing but the deadline is to do."""
+    watched = records.start()
+    records.client.hset(records.key("d", watched.id), "poll_at", records.store.now() - 5)
+    assert records.fetch(records.load(watched.id))[0] is Begun.BEGUN
+    assert records.due_in(watched.id) == is_near(1500)
 
 
 def test_a_dead_steps_delegation_is_due_when_its_lease_ends(make_records: Callable[..., Records]) -> None:
@@ -353,19 +368,21 @@ def test_who_waits_for_a_slot_comes_round_no_sooner_than_a_lease(
     assert records.due_in(watched.id) == is_near(1500)
 
 
-def test_who_was_called_up_in_vain_keeps_the_place_in_line(make_records: Callable[..., Records]) -> None:
-    """A newcomer was quicker; those who came later stay behind."""
+def test_a_newcomer_is_not_served_before_who_was_called_up(make_records: Callable[..., Records]) -> None:
+    """The freed slot is kept for whoever waited longest, and the newcomer goes to the end of the line."""
     records = make_records(calls_per_agent=1)
     one, two, three, newcomer = (records.open() for _ in range(4))
     _, first = records.intend(one)
     records.intend(two)
     records.intend(three)
     records.hear(first)
-    _, quick = records.intend(newcomer)
-    assert records.intend(records.load(two.id))[0] is Begun.BUSY
-    records.hear(quick)
-    assert records.due_in(two.id) == is_near(0)
+    assert records.intend(newcomer)[0] is Begun.BUSY
+    begun, second = records.intend(records.load(two.id))
+    assert begun is Begun.BEGUN
     assert records.due_in(three.id) == is_near(1500)
+    records.hear(second)
+    assert records.due_in(three.id) == is_near(0)
+    assert records.due_in(newcomer.id) == is_near(1500)
 
 
 def test_who_begins_by_its_own_timer_leaves_the_line(make_records: Callable[..., Records]) -> None:
@@ -397,7 +414,8 @@ def test_an_ended_one_leaves_line_and_slot(make_records: Callable[..., Records])
     records.expire(records.load(waiting.id))
     records.expire(records.load(calling.id))
     assert records.due_in(next_one.id) == is_near(0)
-    assert records.client.exists(records.key("calls", "flights"), records.key("waiting", "flights")) == 0
+    assert records.client.zrange(records.key("calls", "flights"), 0, -1) == [next_one.id]
+    assert records.client.exists(records.key("waiting", "flights")) == 0
 
 
 def test_cleaning_up_at_a_full_agent_waits_without_a_place_in_line(make_records: Callable[..., Records]) -> None:
@@ -579,7 +597,9 @@ def test_the_end_is_one_fact(records: Records) -> None:
     """Outcome, artifacts, history, counters, digest gone, timers gone but finalize's."""
     watched = records.start()
     task = a_task(TaskState.COMPLETED, artifacts=(an_artifact("Lisbon"),))
-    change = settle(watched, task.state or TaskState.FAILED, cause=Cause.PUSH, moment=at(), text="Lisbon", task=task)
+    change = settle(
+        watched, task.state or TaskState.FAILED, cause=Cause.PUSH, moment=at(), text="Lisbon", artifacts=task.artifacts
+    )
     records.store.settle(watched, change)
     ended = records.load(watched.id)
     assert ended.outcome == change.outcome
@@ -723,6 +743,17 @@ def test_children_of_an_ended_workflow_release_nobody(records: Records) -> None:
     assert records.store.load_workflow(workflow).unresolved == 0
 
 
+def test_an_ended_workflow_publishes_no_continuation(records: Records) -> None:
+    """Whoever ended it has seen the release, or wants none; what is due is the beginning of its retention."""
+    workflow = records.open_workflow()
+    release = records.store.join_workflow(workflow, {"task": "next"}) or ""
+    records.store.end_workflow(workflow, WorkflowState.COMPLETED)
+    ended = records.store.load_workflow(workflow)
+    assert (ended.is_publishing, ended.continuation) == (False, None)
+    assert records.store.continuation_published(workflow, release) == -1
+    assert records.due() == {f"workflow:{workflow}": is_near(0)}
+
+
 # ---------------------------------------------------------------- sweeping
 
 
@@ -755,13 +786,65 @@ def test_a_sweep_takes_no_more_than_it_may(records: Records) -> None:
 
 def test_a_full_queue_still_lets_ends_through(records: Records) -> None:
     """Steps that call agents come round in a second; deadlines, finalize and releases are taken."""
-    calling, late, ended = records.start(), records.open(deadline_s=0.001), records.start()
+    calling, late, ended = records.start(), records.open(deadline_s=-1), records.start()
     records.end(ended)
     records.client.hset(records.key("d", ended.id), "publish_at", 1)
     members = {f"delegation:{it.id}": 0 for it in (calling, late, ended)}
     records.client.zadd(records.key("due"), members)
     assert {due.id for due in records.store.sweep(0, ends=9)} == {late.id, ended.id}
     assert records.due_in(calling.id) == pytest.approx(1, abs=1)
+
+
+def test_calls_and_ends_have_rooms_of_their_own(records: Records) -> None:
+    """Many that are to call agents take no room from deadlines, and the other way round."""
+    calling = [records.start().id for _ in range(3)]
+    late = [records.open(deadline_s=-1).id for _ in range(3)]
+    records.client.zadd(records.key("due"), {f"delegation:{one}": n for n, one in enumerate(calling + late)})
+    assert [due.id for due in records.store.sweep(1, ends=2)] == [calling[0], *late[:2]]
+    assert [due.id for due in records.store.sweep(9, ends=0)] == calling[1:]
+    assert records.due_in(late[2]) == pytest.approx(-records.store.now(), rel=0.01)  # untouched, and still first
+
+
+def test_a_clean_up_waits_for_leisure_a_minute_at_most(records: Records) -> None:
+    """It gives way to all else, but it comes."""
+    records.finish(ended := settled_with_leftovers(records))
+    assert records.store.sweep(9, leisure=False) == []
+    assert records.due_in(ended.id) == pytest.approx(5, abs=2)
+    records.client.hset(records.key("d", ended.id), "cleanup_at", records.store.now() - 61)
+    records.client.zadd(records.key("due"), {f"delegation:{ended.id}": 0})
+    assert [due.id for due in records.store.sweep(9, leisure=False)] == [ended.id]
+
+
+# ---------------------------------------------------------------- shared delegations
+
+
+def test_further_calls_go_on_when_the_delegation_has_ended(records: Records) -> None:
+    """Each with what follows it; the delegation stays due until all of them were published."""
+    opened = records.open(idempotency="key", call_id="one")
+    assert not records.store.share_delegation(opened, "two", {"chain": ["next"]})
+    assert not records.store.share_delegation(opened, "three", {})
+    records.end(opened)
+    ended = records.load(opened.id)
+    assert records.store.waiting_shares(ended) == {"two": {"chain": ["next"]}, "three": {}}
+    for call_id in ("one", "three", "two"):
+        assert records.due_in(opened.id) is not None
+        records.store.finish(ended, call_id)
+    assert records.due_in(opened.id) is None
+    assert records.store.waiting_shares(ended) == {}
+
+
+def test_a_call_after_the_end_goes_on_at_once(records: Records) -> None:
+    """Its message is due until it was published, and the same call again is nothing new."""
+    opened = records.open(idempotency="key")
+    records.end(opened)
+    records.finish(ended := records.load(opened.id))
+    assert records.due_in(opened.id) is None
+    assert records.store.share_delegation(ended, "late", {"chain": ["next"]})
+    assert records.due_in(opened.id) == is_near(1000)
+    records.store.finish(ended, "late")
+    assert not records.store.share_delegation(ended, "late", {"chain": ["other"]})
+    assert records.due_in(opened.id) is None
+    assert records.client.ttl(records.key("shares", "key")) == is_near(RETENTION_S)
 
 
 # ---------------------------------------------------------------- what is kept
@@ -795,7 +878,9 @@ def test_a_lone_delegation_is_kept_for_the_retention(records: Records) -> None:
     records.store.open_delegation(made, arguments_digest="a")
     task = a_task(TaskState.COMPLETED, artifacts=(an_artifact("Lisbon"),))
     opened = records.load(made.id)
-    records.store.settle(opened, settle(opened, TaskState.COMPLETED, cause=Cause.POLL, moment=at(), task=task))
+    records.store.settle(
+        opened, settle(opened, TaskState.COMPLETED, cause=Cause.POLL, moment=at(), artifacts=task.artifacts)
+    )
     records.finish(records.load(made.id))
     kept = {f"d:{made.id}", f"h:{made.id}", f"c:{made.id}", "call:call", "idem:key"}
     assert keys_with_ttl(records) == kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +67,7 @@ class StoreMachine(RuleBasedStateMachine):
     """Steps as workers take them, with what they loaded now or long ago."""
 
     client: Any = None
+    reached: Counter[str]
 
     @initialize()
     def begin_empty(self) -> None:
@@ -76,6 +78,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.known: dict[str, Known] = {}
         self.workflow = self.records.open_workflow()
         self.state, self.round, self.publishing = WorkflowState.OPEN, 0, False
+        for workflow in (self.workflow, None):
+            self.know(self.records.start(workflow=workflow))
 
     # ------------------------------------------------------------ steps
 
@@ -89,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.open_delegation(made)
         if child:
             self.state = WorkflowState.OPEN
-        self.known[made.id] = Known(agent, made.workflow_id, [self.records.load(made.id)])
+        self.know(self.records.load(made.id))
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -109,6 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
             verdict, begun = self.records.fetch(before)
         else:
             verdict, begun = self.records.intend(before)
+        self.reached[verdict] += 1
         busy = sum(other.holder is not None for other in self.known.values() if other.agent == known.agent)
         if before.version != current.version:
             assert verdict is Begun.STALE
@@ -116,6 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert verdict is Begun.HELD
         elif busy >= SLOTS:
             assert verdict is Begun.BUSY
+            known.loaded.append(self.records.load(before.id))
         else:
             assert verdict is Begun.BEGUN
             known.holder = begun
@@ -192,13 +198,13 @@ class StoreMachine(RuleBasedStateMachine):
             self.client.zadd(self.records.key("due"), {f"delegation:{one}": past})
             known.holder = None
 
-    @rule(limit=st.integers(0, 3), hours=st.sampled_from([0, 1, 1000]), may_call=st.booleans())
-    def sweep(self, limit: int, hours: int, may_call: bool) -> None:
+    @rule(calls=st.integers(0, 3), ends=st.integers(0, 3), hours=st.sampled_from([0, 1, 1000]), leisure=st.booleans())
+    def sweep(self, calls: int, ends: int, hours: int, leisure: bool) -> None:
         """Time passes for the due index; what is taken stays in it."""
         for member, score in self.client.zrange(self.records.key("due"), 0, -1, withscores=True):
             self.client.zadd(self.records.key("due"), {member: score - 3600 * hours})
-        taken = self.store.sweep(limit if may_call else 0, ends=limit)
-        assert len({due.id for due in taken}) == len(taken) <= limit
+        taken = self.store.sweep(calls, ends=ends, leisure=leisure)
+        assert len({due.id for due in taken}) == len(taken) <= calls + ends
 
     @rule(continuation=st.sampled_from([None, {"task": "next"}]))
     def join(self, continuation: dict[str, Any] | None) -> None:
@@ -222,7 +228,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert (count == -1) == (not self.publishing)
             self.publishing = 0 < count < 5
 
-    @precondition(lambda self: len(self.known) > 3)
+    @precondition(lambda self: self.round > 0 or len(self.known) > 4)
     @rule(state=st.sampled_from([state for state in WorkflowState if state.is_ended]))
     def end_workflow(self, state: WorkflowState) -> None:
         if self.state.is_ended or (state is WorkflowState.COMPLETED and self.unresolved()):
@@ -242,6 +248,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     then = False
     state_expired = False
+
+    def know(self, opened: Delegation) -> None:
+        self.known[opened.id] = Known(opened.agent, opened.workflow_id, [opened])
 
     def pick(self, data: st.DataObject) -> Known:
         return data.draw(st.sampled_from(list(self.known.values())))
@@ -369,6 +378,10 @@ class StoreMachine(RuleBasedStateMachine):
                 assert self.client.ttl(self.records.key("d", one)) == -1
 
     def teardown(self) -> None:
+        for known in self.known.values():
+            self.reached["ended"] += known.ended is not None
+            self.reached["finished"] += known.released
+        self.reached["releases"] += self.round
         if keys := self.records.all_keys():
             self.client.delete(*keys)
 
@@ -386,7 +399,7 @@ def test_what_must_hold_does_after_every_step(client: Any) -> None:
     class Machine(StoreMachine):
         pass
 
-    Machine.client = client
+    Machine.client, Machine.reached = client, Counter()
     run_state_machine_as_test(
         Machine,
         settings=settings(
@@ -400,3 +413,5 @@ def test_what_must_hold_does_after_every_step(client: Any) -> None:
             suppress_health_check=list(HealthCheck),
         ),
     )
+    # A machine that gets nowhere would prove nothing.
+    assert all(Machine.reached[what] >= 10 for what in (*Begun, "ended", "finished", "releases")), Machine.reached

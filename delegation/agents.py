@@ -1,0 +1,62 @@
+"""What the story asks of agents, and how it takes back what it left at one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
+from delegation.errors import AgentRefused
+from delegation.failpoints import failpoint
+from delegation.state import Delegation
+from delegation.watch import CanHear
+
+
+class AgentCalls(Protocol):
+    """What the story asks of an agent (see client.py)."""
+
+    def send_message(
+        self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
+    ) -> AgentTask | AgentMessage: ...
+    def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask: ...
+    def find_task(self, context_id: ContextId, message_id: str, *, deadline_s: float) -> AgentTask | None: ...
+    def cancel_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask: ...
+    def delete_push_config(self, agent_task_id: AgentTaskId, config_id: str, *, deadline_s: float) -> None: ...
+
+
+class AgentConfig(Protocol):
+    """What the operator says about an agent."""
+
+    @property
+    def updates(self) -> str: ...
+    @property
+    def on_ambiguous_send(self) -> str: ...
+
+
+class Agents(Protocol):
+    """Where agents come from (see roster.py)."""
+
+    def config(self, agent: str) -> AgentConfig: ...
+    def card(self, agent: str) -> CanHear: ...
+    def client(self, agent: str) -> AgentCalls: ...
+
+
+def withdraw(agent: AgentCalls, delegation: Delegation, *, cancel: bool, call_s: float) -> None:
+    """Cancel the agent task if asked to, and remove our push config. A refusal is as good as done: the task has ended,
+    or the config is not there (S12). Raises the other kinds of AgentError."""
+    agent_task_id = delegation.progress.agent_task_id
+    assert agent_task_id is not None
+    if cancel:
+        _unless_refused(lambda: agent.cancel_task(agent_task_id, deadline_s=call_s))
+        failpoint("cancel.after_call")
+    failpoint("cfg.before_delete")
+    if delegation.progress.push_config:
+        config_id = delegation.push_config_id
+        _unless_refused(lambda: agent.delete_push_config(agent_task_id, config_id, deadline_s=call_s))
+
+
+def _unless_refused(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except AgentRefused:
+        return

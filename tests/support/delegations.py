@@ -1,0 +1,150 @@
+"""Delegations for tests of the core: made as values, or taken to a phase by the store's own scripts."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+from delegation.agent_task import AgentTask, AgentTaskId, Artifact, ContextId, TaskState
+from delegation.decide import Moment, expire, settle, transition
+from delegation.opening import new_workflow_id
+from delegation.redis_access import Limits
+from delegation.state import Brief, Cause, Delegation, DelegationId, Phase, Rules, Timers, Watch, WorkflowId
+from delegation.store import Begun, Settlement, Store
+
+NOW = 1_800_000_000.0
+TOKEN_DIGEST = hashlib.sha256(b"token").hexdigest()
+#: Nothing comes due by itself while a test runs.
+CALM = Rules(hint_patience_s=1000.0, call_deadline_s=1000.0, lease_margin_s=500.0, poll_first_s=1000.0)
+
+
+def a_delegation(phase: Phase = Phase.WATCHING, **changes: Any) -> Delegation:
+    """One as if loaded from the store; ``progress`` and ``timers`` are given as dicts of what differs."""
+    progress, timers = changes.pop("progress", {}), changes.pop("timers", {})
+    known = {"agent_task_id": AgentTaskId("t1"), "state": TaskState.SUBMITTED, "watch": Watch.POLL}
+    if phase in (Phase.OPENED, Phase.STARTING):
+        known = {}
+    made = Delegation(
+        id=DelegationId("d1"),
+        agent="flights",
+        brief=Brief(goal="Find a flight"),
+        call_id="c1",
+        participant_id="delegation",
+        created_at=NOW,
+        version=3,
+        phase=phase,
+        timers=Timers(**{"deadline_at": NOW + 86400, **timers}),
+    )
+    return replace(made, progress=replace(made.progress, **{**known, **progress}), **changes)
+
+
+def a_task(state: TaskState | None = TaskState.WORKING, **changes: Any) -> AgentTask:
+    """What the agent answers."""
+    return replace(AgentTask(id=AgentTaskId("t1"), context_id=ContextId("x1"), state=state), **changes)
+
+
+def an_artifact(text: str, artifact_id: str = "a1") -> Artifact:
+    return Artifact(id=artifact_id, name=artifact_id, text=text, size=len(text), parts=({"text": text},))
+
+
+def at(now: float = NOW, rand: float = 0.5, **rules: Any) -> Moment:
+    return Moment(now=now, rules=Rules(**rules), rand=rand)
+
+
+class RepeatingStore(Store):
+    """A store whose last script can be run again with the very same arguments, as after a lost reply."""
+
+    def run(self, script: str, keys: list[str], args: list[Any]) -> Any:
+        self.answer = super().run(script, keys, args)
+        self.call = (script, keys, args)
+        return self.answer
+
+    def run_again(self) -> Any:
+        return super().run(*self.call)
+
+
+class Records:
+    """A store, and the ways by which steps change what is in it."""
+
+    def __init__(self, client: Any, *, prefix: str, rules: Rules = CALM, limits: Limits | None = None) -> None:
+        self.store = RepeatingStore(client, prefix=prefix, rules=rules, limits=limits)
+        self.client = client
+        self.key = self.store.key
+
+    def load(self, delegation_id: str) -> Delegation:
+        return self.store.load(delegation_id).delegation
+
+    def open_workflow(self) -> WorkflowId:
+        workflow_id = new_workflow_id()
+        self.store.open_workflow(workflow_id, name="trip", deadline_s=None)
+        return workflow_id
+
+    def new(self, *, agent: str = "flights", workflow: WorkflowId | None = None, **changes: Any) -> Delegation:
+        """Not stored yet."""
+        root = workflow or new_workflow_id()
+        made = f"{root}.{self.store.next_child_number(workflow)}" if workflow else root
+        return Delegation(
+            id=DelegationId(made),
+            agent=agent,
+            brief=Brief(goal="Find a flight"),
+            participant_id="delegation",
+            created_at=0.0,
+            workflow_id=workflow,
+            **{"call_id": f"{made}.delegate", **changes},
+        )
+
+    def open(self, *, deadline_s: float | None = None, **changes: Any) -> Delegation:
+        made = self.new(**changes)
+        self.store.open_delegation(made, deadline_s=deadline_s)
+        return self.load(made.id)
+
+    def intend(self, before: Delegation) -> tuple[Begun, Delegation]:
+        """Begin to send, with a push token whose digest is TOKEN_DIGEST."""
+        progress = replace(before.progress, intent_at=self.store.now(), watch=Watch.PUSH, push_config=True)
+        after = replace(before, phase=Phase.STARTING, push_digest=TOKEN_DIGEST, progress=progress)
+        return self.store.begin(before, after)
+
+    def fetch(self, before: Delegation) -> tuple[Begun, Delegation]:
+        """Begin to ask the agent."""
+        return self.store.begin(before, replace(before, heard="", fetched_at=self.store.now()))
+
+    def hear(self, begun: Delegation, state: TaskState | None = TaskState.WORKING, **changes: Any) -> bool:
+        """Save the agent's answer, one that is not the end."""
+        moment = Moment(now=self.store.now(), rules=self.store.rules)
+        return self.store.save(begun, transition(begun, a_task(state, **changes), cause=Cause.POLL, moment=moment))
+
+    def start(self, **changes: Any) -> Delegation:
+        """One that is WATCHING."""
+        verdict, begun = self.intend(self.open(**changes))
+        assert verdict is Begun.BEGUN
+        self.hear(begun)
+        return self.load(begun.id)
+
+    def end(self, before: Delegation, state: TaskState = TaskState.COMPLETED, *, text: str = "done") -> Settlement:
+        """Settle one whose version and fence are still right."""
+        change = settle(before, state, cause=Cause.POLL, moment=Moment(now=self.store.now(), rules=Rules()), text=text)
+        return self.store.settle(before, change)
+
+    def expire(self, before: Delegation) -> Settlement:
+        change = expire(before, Moment(now=self.store.now(), rules=Rules()))
+        return self.store.settle(before, change, overriding=True)
+
+    def finish(self, settled: Delegation) -> None:
+        """What follows the call that opened it was published."""
+        self.store.finish(settled, settled.call_id)
+
+    def due(self) -> dict[str, float]:
+        """Member → seconds from now."""
+        found: Any = self.client.zrange(self.key("due"), 0, -1, withscores=True)
+        now = self.store.now()
+        return {member: score - now for member, score in found}
+
+    def due_in(self, delegation_id: str) -> float | None:
+        return self.due().get(f"delegation:{delegation_id}")
+
+    def counter(self, name: str) -> int:
+        return int(self.client.hget(self.key("counters"), name) or 0)
+
+    def all_keys(self) -> list[str]:
+        return sorted(self.client.scan_iter(match=f"{self.key('')}*", count=1000))

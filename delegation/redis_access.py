@@ -31,6 +31,7 @@ _SCRIPTS = {
     "push": ("due", "push"),
     "sweep": ("due", "sweep"),
     "join": ("due", "release", "join"),
+    "repair": ("due", "release", "repair"),
     "end_workflow": ("due", "end_workflow"),
     "continuation": ("due", "continuation"),
 }

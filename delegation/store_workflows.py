@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from delegation.errors import UnknownWorkflow, UnresolvedChildren, WorkflowConflict
 from delegation.record import dump_json
-from delegation.redis_access import RedisAccess, new_operation_id
+from delegation.redis_access import RedisAccess, flag, new_operation_id
 from delegation.state import Phase, WorkflowId
 from delegation.workflow import Workflow, WorkflowState
 
@@ -81,7 +81,7 @@ class WorkflowFacts(RedisAccess):
         self._continuation(workflow_id, release_id, "seen")
 
     def _continuation(self, workflow_id: str, release_id: str, what: str) -> int:
-        keys = [self.key("w", workflow_id), self.key("due")]
+        keys = [self.key("w", workflow_id), self.key("due"), self.key("counters")]
         args = [workflow_id, release_id, what, self.rules.hint_patience_s, self.rules.attempts]
         return int(self.run("continuation", keys, args))
 
@@ -99,14 +99,40 @@ class WorkflowFacts(RedisAccess):
         if verdict == "refused":
             raise WorkflowConflict(f"workflow {workflow_id} has ended already: {detail[0]}")
 
+    def repair_workflow(self, workflow: Workflow) -> tuple[int, str | None]:
+        """Recompute the unresolved set from the children: how many differed (none should), and a release it led to."""
+        with self.seam():
+            members: Any = self.client.smembers(self.key("u", workflow.id))
+        pages = _pages(workflow, members)
+        repaired, release = 0, ""
+        for number, page in enumerate(pages, start=1):
+            found, release = self.run(
+                "repair",
+                [
+                    self.key("w", workflow.id),
+                    self.key("u", workflow.id),
+                    self.key("due"),
+                    self.key("counters"),
+                    *(self.key("d", child) for child in page),
+                ],
+                [workflow.id, self.rules.hint_patience_s, flag(number == len(pages)), *page],
+            )
+            repaired += int(found)
+        return repaired, release or None
+
+    def some_workflows(self, count: int) -> list[str]:
+        """Ids drawn at random from what is listed, for a look at each in turn; few of them may be workflows."""
+        with self.seam():
+            ids: Any = self.client.zrandmember(self.key("roots"), count)
+            return [root for root in ids or () if self.client.exists(self.key("w", root))]
+
     def expire_workflow(self, workflow: Workflow) -> None:
         """Start the retention of an ended workflow and of its children that ended too; safe to run again.
 
         A child that outlives a failed workflow starts its own when it ends (finish.lua).
         """
-        names = [f"{workflow.id}.{number}" for number in range(1, workflow.children + 1)]
-        for start in range(0, len(names), 500):
-            self._expire_ended(names[start : start + 500])
+        for page in _pages(workflow):
+            self._expire_ended(page)
         with self.seam():
             pipe = self.client.pipeline(transaction=False)
             pipe.hdel(self.key("w", workflow.id), "cleanup_at")
@@ -127,6 +153,13 @@ class WorkflowFacts(RedisAccess):
                     for kind in ("d", "h", "c"):
                         pipe.expire(self.key(kind, child), self.limits.retention_s)
             pipe.execute()
+
+
+def _pages(workflow: Workflow, others: Iterable[str] = ()) -> list[list[str]]:
+    """Its children's ids and any ``others``, 500 at a time, so that no call to Redis takes long."""
+    names = [f"{workflow.id}.{number}" for number in range(1, workflow.children + 1)]
+    names += sorted(set(others) - set(names))
+    return [names[start : start + 500] for start in range(0, len(names), 500)]
 
 
 def _decode(workflow_id: str, raw: Mapping[str, str], unresolved: int) -> Workflow:

@@ -27,8 +27,10 @@ log = structlog.get_logger("delegation")
 
 #: Clean-ups are never urgent and cost a message each, so they travel together.
 CLEAN_UPS_PER_MESSAGE = 20
-#: How often the list of roots is rid of those whose retention has passed.
+#: How often what should not be there is looked for, and in how many workflows.
 TIDY_EVERY_S = 60.0
+WORKFLOWS_CHECKED = 20
+MOST_CHILDREN_CHECKED = 20_000
 #: A small worker must not take a queue for full that the others empty quickly.
 LEAST_QUEUED = 64
 
@@ -85,9 +87,7 @@ class Sweep:
         A long queue is not made longer: an outage must not turn into a storm (DESIGN §6).
         """
         self._check_epoch()
-        if time.monotonic() >= self._tidy_at:
-            self._store.trim_roots()
-            self._tidy_at = time.monotonic() + TIDY_EVERY_S
+        self._tidy()
         lengths = queue_lengths(self._app)
         calls = max(0, self._most_queued - lengths[QUEUE])
         ends = max(0, self._most_queued - lengths[END_QUEUE])
@@ -107,6 +107,20 @@ class Sweep:
         for first in range(0, len(clean_ups), CLEAN_UPS_PER_MESSAGE):
             self._send(Step.CLEAN_UP, *clean_ups[first : first + CLEAN_UPS_PER_MESSAGE])
         return calls > 0 and len(taken) >= calls
+
+    def _tidy(self) -> None:
+        """Now and then: drop what has expired from the list, and check some workflows' unresolved children."""
+        if time.monotonic() < self._tidy_at:
+            return
+        self._tidy_at = time.monotonic() + TIDY_EVERY_S
+        self._store.trim_roots()
+        for workflow_id in self._store.some_workflows(WORKFLOWS_CHECKED):
+            workflow = self._store.load_workflow(workflow_id)
+            if workflow.state.is_ended or workflow.children > MOST_CHILDREN_CHECKED:
+                continue
+            repaired, release_id = self._store.repair_workflow(workflow)
+            if repaired or release_id:
+                log.error("workflow.repaired", workflow_id=workflow_id, children=repaired, release_id=release_id)
 
     def _sweep_workflow(self, due: Due) -> None:
         step = "delegation.expire_workflow" if "cleanup_at" in due.timers else Step.RELEASE.value

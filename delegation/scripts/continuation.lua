@@ -1,5 +1,5 @@
 -- Note that a release's continuation was published once more, or that it was seen to run.
--- KEYS 1 workflow   2 due
+-- KEYS 1 workflow   2 due   3 counters
 -- ARGV 1 workflow id   2 release id   3 'published' or 'seen'   4 seconds until it is published again   5 most publications
 -- Answer: the number of publications, or -1 when the release is over
 local now = redis_now()
@@ -14,6 +14,7 @@ end
 local publishes = redis.call('HINCRBY', KEYS[1], 'publishes', 1)
 if publishes >= tonumber(ARGV[5]) then
   redis.call('HSET', KEYS[1], 'poisoned', 1)
+  redis.call('HINCRBY', KEYS[3], 'continuations_poisoned', 1)
   redis.call('HDEL', KEYS[1], 'publish_at')
   redis.call('ZREM', KEYS[2], member)
 else

@@ -1053,3 +1053,26 @@ def _answers(store: Store) -> bool:
     except StoreUnavailable:
         return False
     return True
+
+
+def test_a_janitor_repairs_an_unresolved_set_that_differs(records: Records) -> None:
+    """A lost removal is made up for, and brings the release it had kept back; a second look finds nothing."""
+    workflow = new_workflow_id()
+    records.store.open_workflow(workflow, name="", deadline_s=None)
+    child = records.open(workflow=workflow)
+    records.end(child)
+    records.store.join_workflow(workflow, None)
+    records.client.hset(records.key("w", workflow), "state", "JOINING")
+    records.client.sadd(records.key("u", workflow), child.id, f"{workflow}.7")
+    assert records.store.repair_workflow(records.store.load_workflow(workflow)) == (2, f"{workflow}.release.2")
+    assert records.store.repair_workflow(records.store.load_workflow(workflow)) == (0, None)
+
+
+def test_a_janitor_puts_back_a_child_that_is_missing(records: Records) -> None:
+    """A parent must not be released while a child of it is at work."""
+    workflow = new_workflow_id()
+    records.store.open_workflow(workflow, name="", deadline_s=None)
+    child = records.open(workflow=workflow)
+    records.client.delete(records.key("u", workflow))
+    assert records.store.repair_workflow(records.store.load_workflow(workflow)) == (1, None)
+    assert records.client.smembers(records.key("u", workflow)) == {child.id}

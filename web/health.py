@@ -30,6 +30,15 @@ _COUNTER_HELP = {
     "fetches": "GetTask calls.",
     "sends": "SendMessage calls.",
     "redriven": "Step messages sent again by a sweeper.",
+    "opened": "Delegations opened.",
+    "look_ups": "ListTasks calls after an ambiguous send.",
+    "sends_reconciled": "Ambiguous sends whose task was found at the agent.",
+    "sends_repeated": "Messages sent again because the agent does not have them.",
+    "orphans_cancelled": "Agent tasks cancelled because the record had decided without them.",
+    "clean_ups": "Attempts to remove what a settled delegation left at its agent.",
+    "released": "Releases of workflows.",
+    "continuations_poisoned": "Continuations published again and again and never seen to run.",
+    "children_repaired": "Children put into or out of an unresolved set by the janitor; should stay 0.",
 }
 _GAUGES = {
     "due": ("delegation_due", "Due entries whose time has come."),

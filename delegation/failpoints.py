@@ -34,6 +34,7 @@ def failpoint(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif _action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
+        threading.Event().wait(0.2)  # another thread may take the signal, and this one run on until all are stopped
     elif _action == "hang":
         threading.Event().wait()
     else:

@@ -26,6 +26,7 @@ _SCRIPTS = {
     "save": ("due", "save"),
     "settle": ("due", "release", "settle"),
     "park": ("park",),
+    "load_to_finalize": ("load_to_finalize",),
     "share": ("due", "share"),
     "finish": ("due", "finish"),
     "push": ("due", "push"),

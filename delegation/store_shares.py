@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from delegation.errors import UnknownDelegation
-from delegation.record import dump_json
+from delegation.record import decode, dump_json
 from delegation.redis_access import RedisAccess
 from delegation.state import Delegation
 
@@ -15,11 +15,13 @@ from delegation.state import Delegation
 class ShareFacts(RedisAccess):
     """Who lets a call's canvas go on; and the calls that found their delegation by its idempotency key."""
 
-    def claim_finalize(self, call_id: str) -> bool:
-        """Whether nobody else lets this call's canvas go on right now. Ends by itself, should the claimant die."""
-        with self.seam():
-            lease_ms = int(self.rules.lease_s * 1000)
-            return bool(self.client.set(self.key("finalizing", call_id), "1", nx=True, px=lease_ms))
+    def load_to_finalize(self, delegation_id: str, call_id: str) -> tuple[Delegation, bool]:
+        """The record, and whether nobody else lets this call's canvas go on right now. Raises UnknownDelegation."""
+        keys = [self.key("d", delegation_id), self.key("finalizing", call_id)]
+        claimed, *pairs = self.run("load_to_finalize", keys, [int(self.rules.lease_s * 1000)])
+        if not pairs:
+            raise UnknownDelegation(f"unknown delegation {delegation_id[:128]}")
+        return decode(delegation_id, dict(zip(pairs[::2], pairs[1::2], strict=True))), claimed == "1"
 
     def share_delegation(self, delegation: Delegation, call_id: str, tail: Mapping[str, Any]) -> bool:
         """Keep what follows one more call. True when the outcome is known, so that it may be published now.

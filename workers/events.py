@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import structlog
 from celery import Celery, Task
+from celery.signals import worker_ready
 from kombu.exceptions import OperationalError
 
 log = structlog.get_logger("delegation")
+
+#: The consumer of the worker whose process this is, and that process; a forked child finds another pid here.
+_consumer: tuple[Any, int] | None = None
+
+
+@worker_ready.connect
+def _remember_consumer(sender: Any, **_: Any) -> None:
+    """Its dispatcher sends many events at once; one of ours sends each by itself, for half a millisecond each."""
+    global _consumer
+    _consumer = (sender, os.getpid())
 
 
 def announce_parked(task: Task[Any, Any]) -> None:
@@ -27,7 +39,17 @@ def _send(app: Celery, hostname: str | None, event: str, **fields: Any) -> None:
     if not app.conf.worker_send_task_events:
         return
     try:
-        with app.events.default_dispatcher(hostname=hostname) as dispatcher:
-            dispatcher.send(event, retry=False, **fields)
+        dispatcher = _dispatcher_of_worker()
+        if dispatcher is not None:
+            dispatcher.send(event, **fields)
+            return
+        with app.events.default_dispatcher(hostname=hostname) as own:
+            own.send(event, retry=False, **fields)
     except OperationalError:
         log.info("delegation.event_not_sent", event_type=event)
+
+
+def _dispatcher_of_worker() -> Any:
+    if _consumer is None or _consumer[1] != os.getpid():
+        return None
+    return getattr(_consumer[0], "event_dispatcher", None)

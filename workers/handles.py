@@ -17,8 +17,9 @@ from delegation.state import Delegation, WorkflowId
 from delegation.store import Store
 from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
-from workers.canvas import check_continuation, open_delegation, publish_release, publish_start
+from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
+from workers.release import check_continuation, publish_release
 from workers.runtime import runtime
 
 

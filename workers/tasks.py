@@ -23,12 +23,12 @@ from workers.canvas import (
     adopt_tail,
     has_ended,
     publish_finalize,
-    publish_release,
     publish_wake,
     waiting_calls,
     watch_id,
 )
 from workers.events import announce_parked, announce_resumed
+from workers.release import publish_release
 from workers.runtime import runtime
 
 log = structlog.get_logger("delegation")
@@ -109,17 +109,17 @@ class FinalizeTask(Task[Any, Any]):
 def finalize(self: Task[Any, Any], delegation_id: str) -> dict[str, Any]:
     """Return the outcome, or raise AgentTaskFailed; what follows in the user's canvas goes on from here."""
     _finalizing.set(None)
-    delegation = runtime().store.load(delegation_id).delegation
     call_id = str(self.request.id)
+    delegation, is_alone = runtime().store.load_to_finalize(delegation_id, call_id)
     tail = waiting_calls(delegation).get(call_id)
     if delegation.outcome is None or tail is None:
         raise Ignore
     if (self.request.delivery_info or {}).get("redelivered") and has_ended(self.app, call_id, tail):
         runtime().store.finish(delegation, call_id)  # only the last note of it is missing
         raise Ignore
-    _finalizing.set(delegation)
-    if not runtime().store.claim_finalize(call_id):
+    if not is_alone:
         raise Ignore  # the same message is at work elsewhere; should that one die, the due index sends another
+    _finalizing.set(delegation)
     if delegation.parked:
         announce_resumed(self, watch_id(delegation.id))
     adopt_tail(self.request, tail)

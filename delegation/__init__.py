@@ -11,13 +11,17 @@ from delegation.errors import (
     CallerError,
     ConfigurationError,
     DelegationError,
+    IdempotencyConflict,
+    InvalidArguments,
     OperatorError,
+    StateLost,
     StoreUnavailable,
     UnknownAgent,
     UnknownDelegation,
     UnknownWorkflow,
     UnresolvedChildren,
     UnsupportedExtensionError,
+    WorkflowConflict,
 )
 
 __all__ = [
@@ -26,11 +30,15 @@ __all__ = [
     "CallerError",
     "ConfigurationError",
     "DelegationError",
+    "IdempotencyConflict",
+    "InvalidArguments",
     "OperatorError",
+    "StateLost",
     "StoreUnavailable",
     "UnknownAgent",
     "UnknownDelegation",
     "UnknownWorkflow",
     "UnresolvedChildren",
     "UnsupportedExtensionError",
+    "WorkflowConflict",
 ]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
 from delegation.errors import AgentRefused
 from delegation.failpoints import failpoint
 from delegation.state import Delegation
 from delegation.watch import CanHear
+
+T = TypeVar("T")
 
 
 class AgentCalls(Protocol):
@@ -41,12 +43,21 @@ class Agents(Protocol):
     def client(self, agent: str) -> AgentCalls: ...
 
 
-def withdraw(agent: AgentCalls, delegation: Delegation, *, cancel: bool, call_s: float) -> None:
-    """Cancel the agent task if asked to, and remove our push config. A refusal is as good as done: the task has ended,
-    or the config is not there (S12). Raises the other kinds of AgentError."""
-    agent_task_id = delegation.progress.agent_task_id
-    assert agent_task_id is not None
-    if cancel:
+def withdraw(agent: AgentCalls, delegation: Delegation, *, call_s: float) -> None:
+    """Take back what a settled delegation left: an agent task nobody wants, our push config.
+
+    An agent task that was never heard of is looked for first. A refusal is as good as done: the task has ended, the
+    config is not there, or the agent cannot be asked. Raises the other kinds of AgentError.
+    """
+    agent_task_id, unwanted = delegation.progress.agent_task_id, delegation.progress.abandoned
+    if agent_task_id is None:
+        found = _unless_refused(
+            lambda: agent.find_task(delegation.own_context_id, delegation.message_id, deadline_s=call_s)
+        )
+        if found is None:
+            return
+        agent_task_id, unwanted = found.id, True
+    if unwanted:
         _unless_refused(lambda: agent.cancel_task(agent_task_id, deadline_s=call_s))
         failpoint("cancel.after_call")
     failpoint("cfg.before_delete")
@@ -55,8 +66,8 @@ def withdraw(agent: AgentCalls, delegation: Delegation, *, cancel: bool, call_s:
         _unless_refused(lambda: agent.delete_push_config(agent_task_id, config_id, deadline_s=call_s))
 
 
-def _unless_refused(call: Callable[[], object]) -> None:
+def _unless_refused(call: Callable[[], T]) -> T | None:
     try:
-        call()
+        return call()
     except AgentRefused:
-        return
+        return None

@@ -18,7 +18,9 @@ from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, Artifact
 from delegation.errors import AnswerTooLarge, CallAmbiguous
 
 #: Ids go into URL paths unescaped by the SDK's HTTP+JSON transport, hence no slash, percent sign or dot segments.
-TASK_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+#: Ids that may stand in a path unescaped, as the SDK's HTTP+JSON client puts them there.
+PATH_SAFE_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}")
+_READABLE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 MAX_DEPTH = 64
 MAX_ARTIFACTS = 1_000
 MAX_PARTS = 10_000
@@ -147,7 +149,7 @@ def _format_time(time: datetime) -> str:
 
 
 def _read_task_id(value: object) -> AgentTaskId:
-    if not isinstance(value, str) or not TASK_ID.fullmatch(value) or value in (".", ".."):
+    if not isinstance(value, str) or not _READABLE_ID.fullmatch(value):
         shown = f" {one_line(value, 40)!r}" if isinstance(value, str) else ""
         raise CallAmbiguous(f"the agent's task has no usable id{shown}")
     return AgentTaskId(value)

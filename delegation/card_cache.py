@@ -103,12 +103,6 @@ class CardCache:
         except AgentError:
             return None
 
-    def forget(self, agent_id: str) -> None:
-        """Fetch anew next time, in this process and in the others."""
-        self._memory.pop(agent_id, None)
-        with _seam():
-            self._redis.delete(self._card_key(agent_id))
-
     def _remember(self, agent: AgentSettings) -> tuple[float, CheckedCard | AgentError]:
         verdict = self._verdict(agent)
         outcome: CheckedCard | AgentError

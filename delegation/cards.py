@@ -14,7 +14,7 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from delegation.answers import TASK_ID, load_json, one_line
+from delegation.answers import PATH_SAFE_ID, load_json, one_line
 from delegation.errors import AgentRefused, AnswerTooLarge, CallAmbiguous, UnsupportedExtensionError
 from delegation.origins import Origin, read_origin
 from delegation.outbound import GuardedTransport
@@ -63,7 +63,6 @@ class CheckedCard:
     version: str
     interface: Interface
     can_push: bool
-    can_stream: bool
     skills: tuple[Skill, ...] = ()
     extensions: tuple[Extension, ...] = ()
     fetched_at: str = ""  #: RFC 3339, UTC
@@ -142,7 +141,6 @@ def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> Check
         version=version,
         interface=choose_interface(agent, interfaces),
         can_push=_flag(capabilities, "pushNotifications"),
-        can_stream=_flag(capabilities, "streaming"),
         skills=tuple(_read_skill(skill) for skill in skills),
         extensions=extensions,
         fetched_at=fetched_at,
@@ -182,7 +180,7 @@ def _check_interface(agent: AgentSettings, entry: dict[str, Any], where: str) ->
         raise AgentRefused(one_line(f"card_origin_refused: {where}.url is at {origin}, not among the agent's origins"))
     if "#" in url or ("?" in url and binding == HTTP_JSON):
         raise _invalid(f"{where}.url must not have a query or fragment")
-    if tenant and not (isinstance(tenant, str) and TASK_ID.fullmatch(tenant) and tenant not in (".", "..")):
+    if tenant and not (isinstance(tenant, str) and PATH_SAFE_ID.fullmatch(tenant)):
         raise _invalid(f"{where}.tenant is not usable in a path")  # the SDK puts it there unescaped
     return Interface(url=url, binding=binding, protocol_version=entry["protocolVersion"], tenant=tenant or "")
 

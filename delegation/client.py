@@ -33,7 +33,7 @@ from a2a.types import (
 from google.protobuf.struct_pb2 import Value
 
 from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
-from delegation.answers import find_tasks, history_message_ids, read_send_answer, read_task
+from delegation.answers import PATH_SAFE_ID, find_tasks, history_message_ids, read_send_answer, read_task
 from delegation.cards import CheckedCard, standard_headers
 from delegation.errors import AgentError, AgentRefused, AgentUnreachable, CallAmbiguous
 from delegation.outbound import Exchange, GuardedTransport, drive, exchanging
@@ -64,7 +64,6 @@ _SEND = _Method(name="SendMessage", result='{"task":{}}', names_task=False)
 _GET = _Method(name="GetTask")
 _LIST = _Method(name="ListTasks", names_task=False)
 _CANCEL = _Method(name="CancelTask")
-_CREATE_PUSH = _Method(name="CreateTaskPushNotificationConfig")
 _DELETE_PUSH = _Method(name="DeleteTaskPushNotificationConfig")
 
 
@@ -103,7 +102,14 @@ class AgentClient:
             push=push,
             edit_body=self._restore_json(message) if _holds_json(message) else None,
         )
-        return read_send_answer(result)
+        answer = read_send_answer(result)
+        return self._usable(answer) if isinstance(answer, AgentTask) else answer
+
+    def _usable(self, task: AgentTask) -> AgentTask:
+        """HTTP+JSON puts the id into a path, where some ids would be another request."""
+        if self._binding != JSONRPC and not PATH_SAFE_ID.fullmatch(task.id):
+            raise CallAmbiguous("the agent's task has an id that cannot stand in a path")
+        return task
 
     def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask:
         """GetTask. An answer about another task is CallAmbiguous."""
@@ -133,19 +139,13 @@ class AgentClient:
             for raw in find_tasks(result):
                 sent = history_message_ids(raw)
                 if message_id in sent:
-                    return read_task(raw)
+                    return self._usable(read_task(raw))
                 if not sent and raw.get("contextId") == context_id:
                     without_history.append(read_task(raw))
             page_token = result.get("nextPageToken", "")
             if not isinstance(page_token, str) or not page_token:
                 break
         return without_history[0] if len(without_history) == 1 else None
-
-    def create_push_config(self, agent_task_id: AgentTaskId, push: PushConfig, *, deadline_s: float) -> None:
-        """CreateTaskPushNotificationConfig. The answer repeats the token, so nothing of it is kept."""
-        request = _build_push_config(push)
-        request.task_id = agent_task_id
-        self._call(_CREATE_PUSH, lambda: self._sdk.create_task_push_notification_config(request), deadline_s, push=push)
 
     def delete_push_config(self, agent_task_id: AgentTaskId, config_id: str, *, deadline_s: float) -> None:
         """DeleteTaskPushNotificationConfig; deleting it twice is no error (spec section 3.1.10)."""

@@ -11,7 +11,7 @@ import os
 import re
 from datetime import timedelta
 from typing import Annotated
-from urllib.parse import SplitResult, parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, parse_qsl, urlsplit
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, TypeAdapter
@@ -19,6 +19,12 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
 
 LONGEST_DURATION = timedelta(days=3650)
+LEAST_RETENTION = timedelta(seconds=1)
+
+#: What the query of `redis.url` may hold. Others would undo our own timeouts and retries, or reach redis-py as
+#: arguments that it does not have.
+REDIS_PARAMETERS = frozenset({"db", "username", "password"})
+TLS_PARAMETERS = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_keyfile"})
 
 #: Hop-by-hop headers (RFC 9110 section 7.6.1), those that frame a request, and those every call sets itself.
 RESERVED_HEADERS = frozenset(
@@ -41,6 +47,12 @@ def _read_duration(value: object) -> timedelta:
     if not timedelta(0) < duration <= LONGEST_DURATION:
         raise refused(f"must be more than 0 and at most {LONGEST_DURATION.days} days")
     return duration
+
+
+def _check_retention(value: timedelta) -> timedelta:
+    if value < LEAST_RETENTION:
+        raise refused("must be at least 1 second")
+    return value
 
 
 def _as_duration(value: object) -> timedelta:
@@ -144,6 +156,21 @@ def _read_origin(value: str) -> str:
 
 
 def _check_redis_url(value: SecretStr) -> SecretStr:
+    _check_redis_address(value)
+    parts = urlsplit(value.get_secret_value())
+    known = REDIS_PARAMETERS | (TLS_PARAMETERS if parts.scheme == "rediss" else frozenset())
+    for name, setting in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in known:
+            # The name is not repeated: a password with a ? in it ends up here.
+            raise refused(f"has a parameter other than {', '.join(sorted(known))}")
+        if name == "db" and not re.fullmatch(r"\d{1,9}", setting, re.ASCII):
+            raise refused("must have a number as db")
+        if name == "ssl_cert_reqs" and setting not in ("none", "optional", "required"):
+            raise refused("must have none, optional or required as ssl_cert_reqs")
+    return value
+
+
+def _check_redis_address(value: SecretStr) -> SecretStr:
     parts = _split_url(value.get_secret_value(), frozenset({"redis", "rediss", "unix"}))
     if parts.scheme == "unix":
         if not parts.path.strip("/"):
@@ -160,7 +187,7 @@ def _check_redis_url(value: SecretStr) -> SecretStr:
 def _check_url(value: SecretStr) -> SecretStr:
     scheme = value.get_secret_value().partition("://")[0]
     if scheme in ("redis", "rediss", "unix"):
-        return _check_redis_url(value)
+        return _check_redis_address(value)
     if not re.fullmatch(r"[a-z][a-z0-9+.-]*://\S*", value.get_secret_value()):
         raise refused("must be a URL")
     return value
@@ -194,6 +221,7 @@ def _environment_value(reference: re.Match[str]) -> str:
 
 
 Duration = Annotated[timedelta, BeforeValidator(_read_duration)]
+Retention = Annotated[Duration, AfterValidator(_check_retention)]
 Seconds = Annotated[tuple[float, ...], NoDecode, BeforeValidator(_read_seconds), AfterValidator(_check_seconds)]
 WebUrl = Annotated[str, AfterValidator(_read_web_url)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]

@@ -262,7 +262,8 @@ def settle(
         context_id=progress.context_id,
     )
     content = tuple({"id": a.id, "name": a.name, "parts": list(a.parts)} for a in artifacts)
-    leftovers = progress.agent_task_id and (progress.push_config or progress.abandoned)
+    unknown = progress.agent_task_id is None and progress.intent_at is not None  # it may have the task all the same
+    leftovers = unknown or (progress.agent_task_id and (progress.push_config or progress.abandoned))
     after = replace(
         delegation,
         progress=replace(progress, state=state, attempts=0, failures=0, updated_at=moment.now),

@@ -78,7 +78,12 @@ class Lifecycle:
         try:
             agent = self._agents.client(delegation.agent)
             watch = self._choose_watch(delegation.agent)
-        except (UnknownAgent, UnsupportedExtensionError, AgentRefused) as error:
+        except UnknownAgent as error:  # this worker's configuration may be an old one; another's may know it
+            away = AgentUnreachable(str(error))
+            if action is StartAction.LOOK_UP:
+                return self._write(delegation, self._look_up_failed(loaded, delegation, away), fenced=False)
+            return self._write(delegation, decide.not_started(delegation, away, self._moment(loaded)), fenced=False)
+        except (UnsupportedExtensionError, AgentRefused) as error:
             reason = Reason.AGENT_REFUSED if action is StartAction.SEND else Reason.OUTCOME_UNKNOWN
             return self._give_up(loaded, delegation, reason, str(error))
         except AgentError as error:
@@ -188,8 +193,11 @@ class Lifecycle:
         except AgentError as error:
             postponed = decide.postpone(before, error, cause=cause, moment=self._moment(loaded))
             return self._write(before, postponed, fenced=False)
-        except UnknownAgent as error:
-            return self._give_up(loaded, before, Reason.AGENT_REFUSED, str(error))
+        except UnknownAgent as error:  # taken out of the configuration, perhaps by mistake: the deadline decides
+            away = AgentUnreachable(str(error))
+            return self._write(
+                before, decide.postpone(before, away, cause=cause, moment=self._moment(loaded)), fenced=False
+            )
         fetching = replace(_attempted(before), heard="", fetched_at=loaded.now())
         if before.heard == "push":  # a new claim has the whole ladder before it
             fetching = replace(fetching, progress=replace(fetching.progress, refetches=0))
@@ -239,7 +247,7 @@ class Lifecycle:
         """Remove what a settled delegation left at the agent: a task nobody wants, our push config. Never urgent."""
         loaded = self._store.load(delegation_id)
         before = loaded.delegation
-        if not before.phase.is_settled or before.timers.cleanup_at is None:
+        if not before.phase.is_settled or before.timers.cleanup_at is None or decide.is_leased(before, loaded.now()):
             return
         if decide.is_poisoned(before, self._rules):
             self._try_save(before, decide.cleaned_up(before), fenced=False)  # given up: it kills whoever tries
@@ -253,7 +261,7 @@ class Lifecycle:
         if begun is not Begun.BEGUN:
             return
         try:
-            withdraw(agent, delegation, cancel=delegation.progress.abandoned, call_s=self._rules.call_deadline_s / 2)
+            withdraw(agent, delegation, call_s=self._rules.call_deadline_s / 3)
         except AgentError:
             self._try_save(delegation, decide.left_for_later(delegation, self._moment(loaded)))
             return
@@ -320,12 +328,12 @@ class Lifecycle:
         known = current.progress.agent_task_id
         if known == made.id or (known is None and not current.phase.is_settled):
             return
-        orphan = replace(delegation, progress=replace(delegation.progress, agent_task_id=made.id))
+        orphan = replace(delegation, progress=replace(delegation.progress, agent_task_id=made.id, abandoned=True))
         try:
             agent = self._agents.client(delegation.agent)
-            withdraw(agent, orphan, cancel=True, call_s=self._rules.call_deadline_s / 2)
+            withdraw(agent, orphan, call_s=self._rules.call_deadline_s / 3)
             self._store.count("orphans_cancelled")
-        except AgentError as error:
+        except (AgentError, UnknownAgent) as error:
             log.warning("delegation.orphan_left", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
 
     # ------------------------------------------------------------ small things

@@ -135,7 +135,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         raise InvalidArguments(f"{unknown[0]}: unknown argument; known: {', '.join(DelegateArguments.__annotations__)}")
     for name in ("agent", "goal"):
         if not isinstance(arguments.get(name), str):
-            raise InvalidArguments(f"{name}: required, a string")
+            raise InvalidArguments(f"{name}: required, a string, by name (positional arguments are piped-in results)")
     if not arguments["goal"].strip():
         raise InvalidArguments("goal: must not be empty")
     for name in ("goal", "name", "description"):

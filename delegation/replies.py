@@ -109,15 +109,16 @@ def explain_status(question: Question, status: int) -> AgentError:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait, from Retry-After as seconds or as a date; at most a day, None when absent or unreadable."""
+    """Seconds to wait, from Retry-After as seconds or as a date; at most a day, None when absent or unreadable.
+
+    A date counts from the answer's own Date: our clock says nothing about the agent's. Without one it is unreadable.
+    """
     value = headers.get("retry-after", "").strip()
     if value.isascii() and value.isdigit():
         return min(float(value[:9]), LONGEST_RETRY_AFTER_S)
-    at = _read_http_date(value)
-    if at is None:
+    at, now = _read_http_date(value), _read_http_date(headers.get("date", ""))
+    if at is None or now is None:
         return None
-    # Measured from the agent's own Date where it gives one: clocks differ.
-    now = _read_http_date(headers.get("date", "")) or datetime.now(UTC)
     return min(max((at - now).total_seconds(), 0.0), LONGEST_RETRY_AFTER_S)
 
 

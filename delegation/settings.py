@@ -33,6 +33,7 @@ from delegation.config_values import (
     HeaderValue,
     Origin,
     RedisUrl,
+    Retention,
     Seconds,
     ServiceUrl,
     Specifier,
@@ -118,7 +119,7 @@ class DefaultSettings(_Section):
 
     deadline: Duration = timedelta(hours=24)
     max_deadline: Duration = timedelta(days=7)
-    retention: Duration = timedelta(days=7)
+    retention: Retention = timedelta(days=7)
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:

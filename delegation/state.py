@@ -51,7 +51,6 @@ class Reason(StrEnum):
 
     AGENT_UNAVAILABLE = "agent.unavailable"
     AGENT_REFUSED = "agent.refused"
-    AGENT_PROTOCOL = "agent.protocol"
     OUTCOME_UNKNOWN = "send.outcome_unknown"
     DEADLINE_EXCEEDED = "deadline.exceeded"
     AGENT_TASK_LOST = "agent_task.lost"

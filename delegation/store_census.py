@@ -78,6 +78,18 @@ class CensusFacts(RedisAccess):
             ids: Any = self.client.zrange(self.key("roots"), 0, limit - 1, desc=True)
         return self._roots_that_exist(ids)
 
+    def all_roots(self, page: int = 100) -> Iterator[tuple[str, bool]]:
+        """As ``list_roots``, every one, read page by page; one may come twice when others are added meanwhile."""
+        start = 0
+        while True:
+            with self.seam():
+                ids: Any = self.client.zrange(self.key("roots"), start, start + page - 1, desc=True)
+            if not ids:
+                return
+            found = self._roots_that_exist(ids)
+            yield from found
+            start += len(found)  # the expired ones are gone, and those behind them have moved up
+
     def trim_roots(self, limit: int = 500) -> int:
         """Drop the expired ones of the oldest ``limit``, which no listing may ever come to; how many there were."""
         with self.seam():

@@ -12,6 +12,11 @@ from delegation.redis_access import RedisAccess, flag, new_operation_id
 from delegation.state import Phase, WorkflowId
 from delegation.workflow import Workflow, WorkflowState
 
+_WHY_NO_JOIN = {
+    "JOINING": "a join is waiting already",
+    "PUBLISHING": "the continuation of its last release has not run yet",
+}
+
 
 class WorkflowFacts(RedisAccess):
     """Open, join, release, end."""
@@ -68,7 +73,7 @@ class WorkflowFacts(RedisAccess):
         if verdict == "unknown":
             raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
         if verdict == "refused":
-            waiting = "a join is waiting already" if detail == WorkflowState.JOINING else f"the workflow is {detail}"
+            waiting = _WHY_NO_JOIN.get(detail, f"the workflow is {detail}")
             raise WorkflowConflict(f"workflow {workflow_id} cannot be joined: {waiting}")
         return detail or None
 
@@ -80,9 +85,13 @@ class WorkflowFacts(RedisAccess):
         """The continuation runs, or ran: nothing is left to publish."""
         self._continuation(workflow_id, release_id, "seen")
 
+    def continuation_poisoned(self, workflow_id: str, release_id: str) -> None:
+        """It was published again and again and never seen to run: no more of it, and visible as such."""
+        self._continuation(workflow_id, release_id, "poisoned")
+
     def _continuation(self, workflow_id: str, release_id: str, what: str) -> int:
         keys = [self.key("w", workflow_id), self.key("due"), self.key("counters")]
-        args = [workflow_id, release_id, what, self.rules.hint_patience_s, self.rules.attempts]
+        args = [workflow_id, release_id, what, self.rules.hint_patience_s]
         return int(self.run("continuation", keys, args))
 
     def end_workflow(self, workflow_id: str, state: WorkflowState, result: Any = None) -> None:
@@ -136,7 +145,8 @@ class WorkflowFacts(RedisAccess):
         with self.seam():
             pipe = self.client.pipeline(transaction=False)
             pipe.hdel(self.key("w", workflow.id), "cleanup_at")
-            pipe.zrem(self.key("due"), f"workflow:{workflow.id}")
+            if not workflow.is_publishing:
+                pipe.zrem(self.key("due"), f"workflow:{workflow.id}")
             pipe.expire(self.key("w", workflow.id), self.limits.retention_s)
             pipe.expire(self.key("u", workflow.id), self.limits.retention_s)
             pipe.execute()
@@ -145,14 +155,21 @@ class WorkflowFacts(RedisAccess):
         with self.seam():
             pipe = self.client.pipeline(transaction=False)
             for child in children:
-                pipe.hget(self.key("d", child), "phase")
-            phases = pipe.execute()
+                pipe.hmget(self.key("d", child), "phase", "fixed")
+            found = pipe.execute()
             pipe = self.client.pipeline(transaction=False)
-            for child, phase in zip(children, phases, strict=True):
+            for child, (phase, fixed) in zip(children, found, strict=True):
                 if phase == Phase.RELEASED:
-                    for kind in ("d", "h", "c"):
-                        pipe.expire(self.key(kind, child), self.limits.retention_s)
+                    for key in self._keys_of(child, json.loads(fixed)):
+                        pipe.expire(key, self.limits.retention_s)
             pipe.execute()
+
+    def _keys_of(self, child: str, fixed: Mapping[str, str]) -> list[str]:
+        keys = [self.key(kind, child) for kind in ("d", "h", "c")]
+        keys.append(self.key("call", fixed["call_id"]))
+        if "idempotency" in fixed:
+            keys += [self.key("idem", fixed["idempotency"]), self.key("shares", fixed["idempotency"])]
+        return keys
 
 
 def _pages(workflow: Workflow, others: Iterable[str] = ()) -> list[list[str]]:
@@ -175,6 +192,7 @@ def _decode(workflow_id: str, raw: Mapping[str, str], unresolved: int) -> Workfl
         continuation=json.loads(raw["then"]) if "then" in raw else None,
         release_id=raw.get("release_id"),
         is_publishing="publish_at" in raw,
+        publishes=int(raw.get("publishes", 0)),
         is_poisoned=raw.get("poisoned") == "1",
         result=json.loads(raw["result"]) if "result" in raw else None,
     )

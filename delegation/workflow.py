@@ -39,5 +39,6 @@ class Workflow:
     continuation: dict[str, Any] | None = None  #: the signature a release runs
     release_id: str | None = None
     is_publishing: bool = False  #: the release's continuation has not been seen to run yet
+    publishes: int = 0  #: how often the release's continuation was published
     is_poisoned: bool = False  #: it was published often and never seen
     result: Any = None

@@ -64,21 +64,28 @@ _TERMINAL = {
 
 
 def main(argv: list[str] | None = None) -> None:
+    options = read_options(argv)
+    # The SDK logs a traceback for every push that a receiver refuses, and refusing the second of two is right.
+    logging.getLogger("a2a").setLevel(logging.CRITICAL)
+    asyncio.run(serve(options.kind, options.host, options.port, options.name, options.public_url))
+
+
+def read_options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m examples.sample_agent", description=__doc__.splitlines()[0])
     parser.add_argument("--kind", choices=sorted(KINDS), required=True)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0: any free port")
     parser.add_argument("--name", help="the name on the card")
+    parser.add_argument("--public-url", help="where callers reach it, for the card; without it, http://HOST:PORT")
     options = parser.parse_args(argv)
-    # The SDK logs a traceback for every push that a receiver refuses, and refusing the second of two is right.
-    logging.getLogger("a2a").setLevel(logging.CRITICAL)
-    asyncio.run(serve(options.kind, options.host, options.port, options.name or f"{options.kind} agent"))
+    options.name = options.name or f"{options.kind} agent"
+    return options
 
 
-async def serve(kind: str, host: str, port: int, name: str) -> None:
+async def serve(kind: str, host: str, port: int, name: str, public_url: str | None = None) -> None:
     """Listen until a signal comes. The socket is bound first, because the card has to name the real port."""
     listener = _bind(host, port)
-    base_url = f"http://{host}:{listener.getsockname()[1]}"
+    base_url = public_url or f"http://{host}:{listener.getsockname()[1]}"
     async with httpx.AsyncClient(timeout=5) as push_client:
         card = build_card(kind, base_url, name)
         handler = build_handler(card, kind, push_client)

@@ -12,6 +12,7 @@ from flask import Flask
 
 from delegation.errors import ConfigurationError
 from web.app import create_app
+from workers.logs import configure_logging
 
 wsgi_app = "web.wsgi:app"
 worker_class = "gthread"
@@ -43,6 +44,7 @@ def pre_request(worker: object, received: Any) -> None:  # noqa: ARG001  gunicor
 def load_app(exit_code: int) -> Flask:
     """The application, or one line on stderr and an exit: a traceback would hide which key is wrong."""
     try:
+        configure_logging()
         return create_app()
     except ConfigurationError as error:
         sys.stderr.write(f"configuration error: {error}\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC
-from typing import Any
+from typing import Any, TypeVar
 
 import stamina
 import structlog
@@ -23,15 +23,18 @@ from celery.utils.time import maybe_iso8601
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps, loads
 
-from delegation.errors import CallerError, StoreUnavailable, UnknownAgent
+from delegation.errors import CallerError, InvalidArguments, StoreUnavailable, UnknownAgent
 from delegation.failpoints import failpoint
-from delegation.opening import arguments_digest, make_delegation, read_deadline
+from delegation.opening import Deadline, arguments_digest, check_arguments, make_delegation, read_deadline
 from delegation.state import Delegation, Phase
 from delegation.store import Opened, Store
 from workers.carrier import carrying_app
-from workers.runtime import runtime
+from workers.results import state_of
+from workers.runtime import Runtime, runtime
 
 log = structlog.get_logger("delegation")
+
+T = TypeVar("T")
 
 #: What of a call's options belongs to what follows, and is given to finalize when it runs.
 TAIL_OPTIONS = ("chain", "link", "link_error", "chord", "group_id", "group_index")
@@ -102,20 +105,21 @@ def open_delegation(
 ) -> tuple[Delegation, Opened]:
     """Check the arguments and make the delegation durable; one that existed already is returned as it is."""
     context = runtime()
+    carrying_app()  # an app that cannot be found is better found out before the record is made
+    check_arguments(arguments)
     agents = [agent.id for agent in context.settings.agents]
-    if arguments.get("agent") not in agents:
-        raise UnknownAgent(str(arguments.get("agent", "")), agents)
-    given = arguments.get("deadline")
-    deadline = read_deadline(context.settings.defaults.deadline if given is None else given)
+    if arguments["agent"] not in agents:
+        raise UnknownAgent(arguments["agent"], agents)
+    deadline = _read_deadline(arguments.get("deadline"), context)
     workflow = arguments.get("workflow")
-    number = context.store.next_child_number(workflow) if workflow else None
+    in_canvas = call_id is not None and carrying_app().current_worker_task is not None
     delegation = make_delegation(
         arguments,
         inputs=inputs,
         call_id=call_id,
         participant_id=context.settings.server.participant_id,
         canvas=_tail(options),
-        number=number,
+        number=_patiently(lambda: context.store.next_child_number(workflow), in_canvas) if workflow else None,
     )
     failpoint("accept.before_commit")
     opened = _patiently(
@@ -127,10 +131,22 @@ def open_delegation(
             arguments_digest=arguments_digest(delegation),
             by_call=call_id is not None,
         ),
-        in_canvas=call_id is not None and carrying_app().current_worker_task is not None,
+        in_canvas,
     )
     failpoint("accept.after_commit")
     return (context.store.load(opened.id).delegation if opened.existing else delegation), opened
+
+
+def _read_deadline(given: Any, context: Runtime) -> Deadline:
+    """The given deadline or the default. Raises InvalidArguments for one that has passed or is too far away."""
+    defaults = context.settings.defaults
+    deadline = read_deadline(defaults.deadline if given is None else given)
+    after_s = deadline.after_s if deadline.at is None else deadline.at - context.store.now()
+    if after_s is not None and after_s <= 0:
+        raise InvalidArguments("deadline: has passed already")
+    if after_s is not None and after_s > defaults.max_deadline.total_seconds():
+        raise InvalidArguments(f"deadline: longer than defaults.max_deadline ({defaults.max_deadline})")
+    return deadline
 
 
 def _start_after_s(store: Store, options: Mapping[str, Any]) -> float:
@@ -141,7 +157,7 @@ def _start_after_s(store: Store, options: Mapping[str, Any]) -> float:
     return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() - store.now())
 
 
-def _patiently(call: Callable[[], Opened], *, in_canvas: bool) -> Opened:
+def _patiently(call: Callable[[], T], in_canvas: bool) -> T:
     """A caller hears at once that Redis is away; a canvas has nobody to hear it, and would fail its last link."""
     if not in_canvas:
         return call()
@@ -244,7 +260,7 @@ def has_ended(app: Celery, call_id: str, tail: Mapping[str, Any]) -> bool:
     runs again. So does a chord member, whose part may not have been counted. Whoever revoked the call wants no end,
     but a chord has to hear of it; the worker that revoked it knew nothing of the chord.
     """
-    state: str = app.AsyncResult(call_id).state
+    state = state_of(app, call_id)
     if state == states.REVOKED and tail.get("chord"):
         app.backend.on_chord_part_return(_context(call_id, tail), state, TaskRevokedError("revoked"))
     return state == states.REVOKED or (state == states.SUCCESS and not tail.get("chord"))

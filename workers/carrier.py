@@ -31,14 +31,23 @@ def carrying_app() -> Celery:
 def named_app(name: str) -> Celery:
     """The app at ``module:attribute``. Raises ConfigurationError."""
     try:
-        app: Celery = find_app(name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"celery.app: cannot import {name!r}: {error}") from None
+        app = find_app(name)
+    except ConfigurationError:
+        raise  # of our own app, or from `install` in theirs; it names its key
+    except Exception as error:  # noqa: BLE001  the seam to a module of theirs: importing it may raise anything
+        raise ConfigurationError(f"celery.app: cannot import {name!r}: {_one_line(error)}") from None
+    if not isinstance(app, Celery):
+        raise ConfigurationError(f"celery.app: {name!r} is not a Celery app but a {type(app).__name__}")
     if not is_installed(app):
         raise ConfigurationError(
             f"celery.app: {name!r} carries no delegations: call workers.install(app) where it is made"
         )
     return app
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]
 
 
 def is_installed(app: Celery) -> bool:

@@ -34,7 +34,7 @@ COMMANDS = {
 _ADVICE: dict[type[DelegationError], str] = {
     StoreUnavailable: "is it running? `delegation doctor` checks",
     UnknownDelegation: "`delegation list` shows those that are kept",
-    UnknownWorkflow: "`delegation list` shows those that are kept",
+    UnknownWorkflow: "`delegation list` shows the children of those that are kept, as WORKFLOW.NUMBER",
     UnresolvedChildren: "wait for them with `delegation workflow join`",
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import click
@@ -26,8 +28,8 @@ from workers.handles import DelegationHandle, changes, describe
 from workers.printable import many_lines, one_line
 from workers.runtime import runtime
 
-#: Children shown of the workflows in a list.
-_BATCH = 500
+#: Records a list reads at once.
+_BATCH = 100
 
 
 @click.command()
@@ -48,7 +50,13 @@ def delegate(agent: str, goal: str, criteria: tuple[str, ...], wait: bool, **arg
     if not opened.existing:
         publish_start(carrying_app(), delegation, family={})
     click.echo(delegation.id)
-    return _wait_for(delegation.id) if wait else 0
+    if not wait:
+        return 0
+    try:
+        return _wait_for(delegation.id)
+    except KeyboardInterrupt:
+        click.echo(f"delegation: still running; delegation watch {delegation.id}", err=True)
+        return 130
 
 
 @click.command("list")
@@ -59,8 +67,8 @@ def delegate(agent: str, goal: str, criteria: tuple[str, ...], wait: bool, **arg
 def list_delegations(limit: int, agent: str | None, only_open: bool, as_json: bool) -> None:
     """Delegations, newest first; those of one workflow together."""
     store = runtime().store
-    found = [each for each in _all(store, limit) if agent in (None, each.agent)]
-    shown = [each for each in found if not (only_open and each.outcome)][:limit]
+    wanted = (each for each in _all(store) if agent in (None, each.agent) and not (only_open and each.outcome))
+    shown = list(islice(wanted, limit))
     if as_json:
         print_json([describe(each) for each in shown])
     elif shown:
@@ -74,16 +82,25 @@ def list_delegations(limit: int, agent: str | None, only_open: bool, as_json: bo
 @click.option("--history", "only_history", is_flag=True, help="Its story alone.")
 @click.option("--json", "as_json", is_flag=True, help="One object; with --history one array.")
 def show(delegation_id: str, only_history: bool, as_json: bool) -> None:
-    """One delegation: its state, its story, its outcome."""
+    """One delegation: its state, its story, its outcome. ID may also be the Celery id of its call."""
     store = runtime().store
-    delegation = load(store, delegation_id)
-    history = DelegationHandle(delegation_id).history()
+    delegation = load(store, known_id(store, delegation_id))
+    history = DelegationHandle(delegation.id).history()
     if as_json:
         print_json(history if only_history else describe(delegation))
     elif only_history:
         print_table(make_console(), history_table(history))
     else:
         print_delegation(make_console(), delegation, history, store.now())
+
+
+def known_id(store: Store, given_id: str) -> str:
+    """The delegation's, where the Celery id of its call is given; whatever else is given comes back as it is."""
+    try:
+        store.load(given_id)
+    except UnknownDelegation:
+        return store.id_of_call(given_id) or given_id
+    return given_id
 
 
 def load(store: Store, delegation_id: str) -> Delegation:
@@ -98,13 +115,23 @@ def load(store: Store, delegation_id: str) -> Delegation:
         raise InvalidArguments(f"{delegation_id} is a workflow; use `delegation workflow show`") from None
 
 
-def _all(store: Store, limit: int) -> list[Delegation]:
-    """Of the newest workflows and lone delegations."""
-    ids: list[str] = []
-    for root, is_workflow in store.list_roots(limit):
-        count = store.load_workflow(root).children if is_workflow else 0
-        ids += [f"{root}.{number}" for number in range(1, count + 1)] if is_workflow else [root]
-    return [each for start in range(0, len(ids), _BATCH) for each in store.load_many(ids[start : start + _BATCH])]
+def _all(store: Store) -> Iterator[Delegation]:
+    """Every delegation, as far as they are asked for: of the newest root first."""
+    ids = _ids(store)
+    while batch := list(islice(ids, _BATCH)):
+        yield from store.load_many(batch)
+
+
+def _ids(store: Store) -> Iterator[str]:
+    seen: set[str] = set()
+    for root, is_workflow in store.all_roots(_BATCH):
+        if root in seen:
+            continue
+        seen.add(root)
+        if is_workflow:
+            yield from (f"{root}.{number}" for number in range(1, store.load_workflow(root).children + 1))
+        else:
+            yield root
 
 
 def _read_goal() -> str:

@@ -75,7 +75,9 @@ def workflow_table(workflow: Workflow, children: Sequence[Delegation], now: floa
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis")
-    table.add_row(*_workflow_row(workflow, now))
+    table.add_row(*_workflow_row(workflow, len(children), now))
+    if says := continuation_news(workflow):
+        table.add_row("", "", "", "", "", Text(says, style="yellow", no_wrap=False, overflow="fold"))
     for each in children:
         branch = "└─ " if each is children[-1] else "├─ "
         label = Text(branch, style="dim") + Text(one_line(each.brief.name, 28) or each.id.rpartition(".")[2])
@@ -84,11 +86,24 @@ def workflow_table(workflow: Workflow, children: Sequence[Delegation], now: floa
     return table
 
 
-def _workflow_row(workflow: Workflow, now: float) -> list[Text | str]:
+def continuation_news(workflow: Workflow) -> str:
+    """Of a continuation that was published and not seen to run; empty when there is no such."""
+    if workflow.continuation is None or not (workflow.is_poisoned or (workflow.is_publishing and workflow.publishes)):
+        return ""
+    seen = " and never seen to run" if workflow.is_poisoned else ", not seen to run yet"
+    task = one_line(str(workflow.continuation.get("task")), 100)
+    return f"then: {task}, published {_times(workflow.publishes)}{seen}"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _workflow_row(workflow: Workflow, children: int, now: float) -> list[Text | str]:
     name = Text(one_line(workflow.name, 31) or workflow.id, style="bold")
     state = Text(workflow.state.value, style=_STYLES.get(workflow.state.value, ""))
     time = duration(now - workflow.created_at)
-    return [name, "", "", state, time, f"{workflow.unresolved} of {workflow.children} unresolved"]
+    return [name, "", "", state, time, f"{workflow.unresolved} of {children} unresolved"]
 
 
 def agents_table(agents: Sequence[dict[str, Any]]) -> Table:
@@ -129,7 +144,7 @@ def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
         "phase": each.phase.value,
         "watch": progress.watch.value if progress.watch else None,
         "agent task": progress.agent_task_id,
-        "status": progress.status_text,
+        "status": _unavailable(each) or progress.status_text,
         "reason": outcome.reason if outcome else None,
         "time": time_taken(each, now),
         "time left": duration(deadline_at - now) if deadline_at and outcome is None else None,
@@ -185,10 +200,21 @@ def exit_code_of(each: Delegation) -> int:
 def _news(each: Delegation) -> Text:
     """What there is to say of it in half a line."""
     if each.outcome is None:
+        if unavailable := _unavailable(each):
+            return Text(unavailable, style="yellow")
         waiting = "waiting for a worker" if each.phase is Phase.OPENED else ""
         return Text(one_line(each.progress.status_text, _TEXT_LIMIT) or waiting, style="dim")
     reason = f"{each.outcome.reason}: " if each.outcome.reason else ""
     return Text(one_line(reason + each.outcome.text, _TEXT_LIMIT))
+
+
+def _unavailable(each: Delegation) -> str:
+    """Since when calls to its agent fail; empty while they do not, or nothing is left to hear."""
+    progress = each.progress
+    if each.outcome is not None or not progress.failures or each.state not in (TaskState.SUBMITTED, TaskState.WORKING):
+        return ""
+    since = datetime.fromtimestamp(progress.failing_since or progress.updated_at, UTC).strftime("%H:%M:%S")
+    return f"agent unavailable since {since}, tried {_times(progress.failures)}"
 
 
 def _coloured(state: str) -> Text:

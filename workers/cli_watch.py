@@ -13,10 +13,13 @@ from rich.live import Live
 from rich.table import Table
 
 from delegation.errors import UnknownWorkflow
-from delegation.state import Delegation
+from delegation.state import Delegation, Phase
 from delegation.store import Store
 from delegation.workflow import Workflow as WorkflowRecord
+from delegation.workflow import WorkflowState
+from workers.cli_delegations import known_id
 from workers.cli_show import (
+    continuation_news,
     delegations_table,
     exit_code_of,
     fitted,
@@ -47,6 +50,11 @@ class View:
             return has_ended(self.workflow)
         return self.delegations[0].outcome is not None
 
+    @property
+    def waits_for_a_join(self) -> bool:
+        is_open = self.workflow is not None and self.workflow.state is WorkflowState.OPEN
+        return is_open and bool(self.delegations) and all(each.outcome for each in self.delegations)
+
     def table(self) -> Table:
         if self.workflow is None:
             return delegations_table(self.delegations, self.now)
@@ -59,12 +67,14 @@ class View:
 def watch(watched_id: str, as_json: bool) -> int:
     """Follow a delegation until it ends, or a workflow until it is released or ends.
 
-    The exit code is 1 when a delegation ends otherwise than COMPLETED.
+    ID may also be the Celery id of a delegation's call. The exit code is 1 when a delegation ends otherwise than
+    COMPLETED.
     """
     store = runtime().store
+    watched_id = known_id(store, watched_id)
     look = looker(store, watched_id)
     view = look()
-    views = watch_views(store, watched_id, look)
+    views = _telling_of_no_join(watch_views(store, watched_id, look))
     console = make_console()
     if as_json:
         view = _print_json(watched_id, views)
@@ -109,16 +119,34 @@ def show_live(console: Console, views: Iterator[View]) -> View:
 
 def print_changes(views: Iterator[View]) -> View:
     """A line for each change. Returns the last view."""
-    told: dict[str, str] = {}
+    told: dict[str, object] = {}
     last: View | None = None
     for last in views:
         for each in last.delegations:
-            line = plain_line(each)
-            if told.get(each.id) != (news := line.partition("  ")[2]):  # all but the time of day
+            if told.get(each.id) != (news := _news(each)):
                 told[each.id] = news
-                click.echo(line)
+                click.echo(plain_line(each))
     assert last is not None
+    if last.workflow is not None and last.workflow.publishes != 1 and (says := continuation_news(last.workflow)):
+        click.echo(says)
     return last
+
+
+def _news(each: Delegation) -> object:
+    """What is a change worth a line: not another attempt to reach an agent that is away."""
+    progress = each.progress
+    return each.state, progress.watch, progress.status_text, progress.failing_since, each.phase is Phase.OPENED
+
+
+def _telling_of_no_join(views: Iterator[View]) -> Iterator[View]:
+    """Such a workflow would be watched for ever; said once."""
+    is_told = False
+    for view in views:
+        if not is_told and view.workflow is not None and view.waits_for_a_join:
+            is_told = True
+            advice = f"delegation workflow join {view.workflow.id}"
+            click.echo(f"delegation: all children have ended; nobody has joined: {advice}", err=True)
+        yield view
 
 
 def _print_json(watched_id: str, views: Iterator[View]) -> View:

@@ -61,7 +61,7 @@ def examine(*, ask_agents: bool = True) -> Iterator[Finding]:
             yield from _safely("redis", lambda: _durability(store))
             yield from _safely("state", lambda: [_state(store)])
             yield from _safely("worker", lambda: [_worker(store)])
-            yield from _safely("due", lambda: [_due(store)])
+            yield from _safely("due", lambda: _due(store))
             yield _queues()
         yield _web(settings)
         if ask_agents and redis.verdict is not Verdict.FAILED:
@@ -135,13 +135,20 @@ def _worker(store: Store) -> Finding:
     return _ok("worker", f"swept {silence_s:.1f} s ago")
 
 
-def _due(store: Store) -> Finding:
+def _due(store: Store) -> Iterator[Finding]:
     numbers = store.metrics()
     text = f"{numbers['due']} to look at sometime, {numbers['parked']} parked"
     late_s = numbers["oldest_due_age_s"]
     if late_s > LATE_S:
-        return _warning("due", f"{text}; the oldest is late by {late_s:.0f} s")
-    return _ok("due", text)
+        yield _warning("due", f"{text}; the oldest is late by {late_s:.0f} s")
+    else:
+        yield _ok("due", text)
+    given_up = numbers["counters"].get("continuations_poisoned", 0)
+    if given_up:
+        said = "published again and again and never seen to run: see workflow.continuation_poisoned in the worker's log"
+        yield _warning("continuations", f"{given_up} given up, {said}")
+    else:
+        yield _ok("continuations", "none given up")
 
 
 def _queues() -> Finding:

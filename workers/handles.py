@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
+from celery import states
 from celery.canvas import Signature
 from kombu.utils.json import dumps, loads
 
@@ -20,6 +21,7 @@ from delegation.workflow import WorkflowState
 from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
 from workers.release import check_continuation, publish_release
+from workers.results import state_of
 from workers.runtime import runtime
 
 
@@ -122,18 +124,22 @@ class Workflow:
         return release_id
 
     def _continuation_is_running(self, store: Store) -> None:
-        """A join from within the last release's continuation is the best proof that it runs."""
-        running = carrying_app().current_worker_task
-        request = running.request if running is not None else None
-        record = store.load_workflow(self.id)
-        if request and record.release_id and record.is_publishing and request.id == record.release_id:
+        """A join from within the last continuation is the best proof that it runs; else its result says so."""
+        record, app = store.load_workflow(self.id), carrying_app()
+        if record.release_id is None or not record.is_publishing:
+            return
+        running = app.current_worker_task
+        is_this_one = running is not None and running.request.id == record.release_id
+        if is_this_one or state_of(app, record.release_id) != states.PENDING:
             store.continuation_seen(self.id, record.release_id)
 
     def wait(self, timeout: float | timedelta | None = None) -> dict[str, Any]:
         """Until it is released or ended; its description then. Raises TimeoutError."""
         store = runtime().store
+        waiting_since = store.load_workflow(self.id).round
         for _ in changes(store, self.id, timeout):
-            if store.load_workflow(self.id).state in (WorkflowState.RELEASED, *_ENDED):
+            record = store.load_workflow(self.id)
+            if record.state in (WorkflowState.RELEASED, *_ENDED) or record.round > waiting_since:
                 return self.describe()
         raise TimeoutError(f"workflow {self.id} was not released in time")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -28,6 +29,23 @@ _STAMP = re.compile(
 )
 
 
+#: An app may fail to be imported for what only its worker is given; that is left to the worker to tell.
+_REFUSED = 78
+_CHECK_APP = f"""
+import sys
+from delegation.errors import ConfigurationError
+from workers.carrier import named_app
+from workers.printable import one_line
+try:
+    named_app(sys.argv[1])
+except (AttributeError, ConfigurationError, SyntaxError) as error:
+    text = str(error)
+    if not isinstance(error, ConfigurationError):
+        text = f"celery.app: cannot import {{sys.argv[1]!r}}: {{error}}"
+    print("", one_line(text), sep="\\n", file=sys.stderr)
+    sys.exit({_REFUSED})
+"""
+
 #: Flower asks workers over remote control, which we switch off: anyone who reaches Redis could stop them with it.
 _NOISE = re.compile(r"Inspect method \w+ failed")
 
@@ -37,6 +55,14 @@ def worker_command(settings: Settings, *options: str) -> list[str]:
     command = [sys.executable, "-m", "celery", "--quiet", "-A", settings.celery.app, "worker"]
     command += ["-P", "threads", "-c", str(CONCURRENCY), "--without-gossip", "--without-mingle", "-E", "-l", "INFO"]
     return [*command, *options]
+
+
+def check_app(settings: Settings) -> None:
+    """Raises ConfigurationError when the worker could not import its app: tried in a process that ends with it."""
+    command = [sys.executable, "-c", _CHECK_APP, settings.celery.app]
+    tried = subprocess.run(command, env=child_environment({}), capture_output=True, text=True, check=False)
+    if tried.returncode == _REFUSED:
+        raise ConfigurationError(tried.stderr.splitlines()[-1])
 
 
 def web_command(address: str) -> list[str]:
@@ -86,9 +112,10 @@ def web_address(settings: Settings) -> str:
     is_direct = parts.scheme == "http" and not _is_loopback(parts.hostname or "")
     host, port = "0.0.0.0" if is_direct else "127.0.0.1", parts.port or WEB_PORT
     if not is_free(host, port):
-        raise ConfigurationError(
-            f"server.base_url: port {port}, where web listens, is taken; stop what listens there, or name another port"
-        )
+        taken = f"port {port}, where web listens, is taken; stop what listens there, or"
+        if settings.server.base_url is None:
+            raise ConfigurationError(f'{taken} set server.base_url = "http://127.0.0.1:{port + 1}"')
+        raise ConfigurationError(f"server.base_url: {taken} name another port")
     return f"{host}:{port}"
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import structlog
-from celery import Celery, signature
+from celery import Celery, signature, states
 from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 
 from delegation.errors import InvalidArguments
+from workers.results import state_of
 from workers.runtime import runtime
 
 log = structlog.get_logger("delegation")
@@ -26,8 +27,12 @@ def publish_release(app: Celery, workflow_id: str, *, again: bool = False) -> No
         return
     then = signature(workflow.continuation, app=app)
     ignores = _ignores_result(app, then)
-    if again and not ignores and app.AsyncResult(workflow.release_id).state != "PENDING":
+    if again and not ignores and state_of(app, workflow.release_id) != states.PENDING:
         store.continuation_seen(workflow_id, workflow.release_id)
+        return
+    if again and workflow.publishes >= store.rules.attempts:
+        store.continuation_poisoned(workflow_id, workflow.release_id)
+        log.error("workflow.continuation_poisoned", workflow_id=workflow_id, celery_task=then.task)
         return
     news = {"workflow_id": workflow_id, "release_id": workflow.release_id, "round": workflow.round}
     then["kwargs"] = {**then.kwargs, **news}  # also into an immutable signature

@@ -69,6 +69,9 @@ class Sweeper(bootsteps.StartStopStep):
             except (DelegationError, OperationalError) as error:
                 log.warning("delegation.sweep_failed", code=getattr(error, "code", type(error).__name__))
                 wait = 1.0
+            except Exception:  # whatever it is, without a sweeper nothing that was lost is ever found again
+                log.exception("delegation.sweep_crashed")
+                wait = 1.0
 
 
 class Sweep:
@@ -92,21 +95,29 @@ class Sweep:
         calls = max(0, self._most_queued - lengths[QUEUE])
         ends = max(0, self._most_queued - lengths[END_QUEUE])
         taken = self._store.sweep(calls, ends=ends, leisure=lengths[QUEUE] == 0)
-        clean_ups = []
+        clean_ups: list[Due] = []
         for due in taken:
-            if due.kind == "workflow":
-                self._sweep_workflow(due)
-                continue
-            for step in choose_steps(Phase(due.phase), due.timers, due.now):
-                if step is Step.CLEAN_UP:
-                    clean_ups.append(due)
-                elif step in (Step.START, Step.FINALIZE):
-                    self._send_again(due, step)
-                else:
-                    self._send(step, due)
+            try:
+                self._send_steps(due, clean_ups)
+            except (StoreUnavailable, OperationalError):
+                raise
+            except Exception:  # one unreadable record must not keep the others waiting
+                log.exception("delegation.due_entry_failed", kind=due.kind, record_id=due.id)
         for first in range(0, len(clean_ups), CLEAN_UPS_PER_MESSAGE):
             self._send(Step.CLEAN_UP, *clean_ups[first : first + CLEAN_UPS_PER_MESSAGE])
         return calls > 0 and len(taken) >= calls
+
+    def _send_steps(self, due: Due, clean_ups: list[Due]) -> None:
+        if due.kind == "workflow":
+            self._sweep_workflow(due)
+            return
+        for step in choose_steps(Phase(due.phase), due.timers, due.now):
+            if step is Step.CLEAN_UP:
+                clean_ups.append(due)
+            elif step in (Step.START, Step.FINALIZE):
+                self._send_again(due, step)
+            else:
+                self._send(step, due)
 
     def _tidy(self) -> None:
         """Now and then: drop what has expired from the list, and check some workflows' unresolved children."""
@@ -123,8 +134,12 @@ class Sweep:
                 log.error("workflow.repaired", workflow_id=workflow_id, children=repaired, release_id=release_id)
 
     def _sweep_workflow(self, due: Due) -> None:
-        step = "delegation.expire_workflow" if "cleanup_at" in due.timers else Step.RELEASE.value
-        self._app.tasks[step].apply_async((due.id,), task_id=f"{due.id}.{step.rpartition('.')[2]}", add_to_parent=False)
+        """An ended workflow starts its retention; the continuation of its last release may still have to be seen."""
+        expire = ("delegation.expire_workflow",) if "cleanup_at" in due.timers else ()
+        release = (Step.RELEASE.value,) if due.timers.get("publish_at", due.now + 1) <= due.now else ()
+        for step in (*expire, *release):
+            task_id = f"{due.id}.{step.rpartition('.')[2]}"
+            self._app.tasks[step].apply_async((due.id,), task_id=task_id, add_to_parent=False)
 
     def _send_again(self, due: Due, step: Step) -> None:
         """A message of a user's canvas that was lost, or whose worker died."""

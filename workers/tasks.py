@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import structlog
-from celery import Celery, Task, shared_task
+from celery import Celery, Task, shared_task, states
 from celery.exceptions import Ignore
 
 from delegation.agent_task import TaskState
@@ -92,6 +92,8 @@ class FinalizeTask(Task[Any, Any]):
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:  # noqa: ARG002
         failpoint("finalize.before_finish")
         delegation = _finalizing.get()
+        if status != states.SUCCESS and not isinstance(retval, AgentTaskFailed):
+            return  # what follows could not be published; the due entry stays, and finalize runs again
         if delegation is not None and delegation.id == args[0]:
             runtime().store.finish(delegation, task_id)
 

@@ -30,6 +30,7 @@ def run_up() -> None:
     Raises ConfigurationError, StoreUnavailable, ProcessFailed.
     """
     settings = _settings()
+    processes.check_app(settings)
     project = ProjectDirectory.current()
     project.create()
     with ExitStack() as ends, ending_on_signals():

@@ -17,7 +17,8 @@ if ARGV[3] == 'COMPLETED' then
   end
 end
 redis.call('HSET', KEYS[1], 'state', ARGV[3], 'op', ARGV[1], 'ended_at', stamp(now), 'cleanup_at', stamp(now))
-redis.call('HDEL', KEYS[1], 'publish_at', 'then')
+-- A completed workflow's last continuation is still owed to it; a failed one's is withdrawn.
+if ARGV[3] ~= 'COMPLETED' then redis.call('HDEL', KEYS[1], 'publish_at', 'then') end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'result', ARGV[4]) end
 redis.call('ZADD', KEYS[3], stamp(now), 'workflow:' .. ARGV[2])
 redis.call('PUBLISH', KEYS[4] .. ':' .. ARGV[2], ARGV[2])

@@ -7,20 +7,18 @@ local now = redis_now()
 local phase = redis.call('HGET', KEYS[1], 'phase')
 if ARGV[5] ~= '' then
   if redis.call('HEXISTS', KEYS[9], ARGV[5]) == 1 then redis.call('HSET', KEYS[9], ARGV[5], '') end
+  redis.call('EXPIRE', KEYS[6], ARGV[3])
 elseif phase == 'SETTLED' then
   phase = 'RELEASED'
   redis.call('HSET', KEYS[1], 'phase', phase, 'ended_at', stamp(now))
   redis.call('HDEL', KEYS[1], 'canvas', 'op', 'answer')
-  redis.call('EXPIRE', KEYS[7], ARGV[3])
-  redis.call('EXPIRE', KEYS[9], ARGV[3])
   local parent = ARGV[4] == '1' and redis.call('HGET', KEYS[8], 'state')
   if not (parent == 'OPEN' or parent == 'JOINING' or parent == 'RELEASED') then
-    for _, key in ipairs({KEYS[1], KEYS[4], KEYS[5]}) do redis.call('EXPIRE', key, ARGV[3]) end
+    for _, i in ipairs({1, 4, 5, 6, 7, 9}) do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
   end
 else
   return 0
 end
-redis.call('EXPIRE', KEYS[6], ARGV[3])
 local waits = phase ~= 'RELEASED'
 for _, tail in ipairs(redis.call('HVALS', KEYS[9])) do waits = waits or tail ~= '' end
 if not waits then redis.call('HDEL', KEYS[1], 'publish_at') end

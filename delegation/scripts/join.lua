@@ -7,7 +7,7 @@ local f = redis.call('HMGET', KEYS[1], 'state', 'op', 'answer')
 if not f[1] then return {'unknown', ''} end
 if f[2] == ARGV[1] then return {'joined', f[3] or ''} end
 if f[1] ~= 'OPEN' and f[1] ~= 'RELEASED' then return {'refused', f[1]} end
-if redis.call('HEXISTS', KEYS[1], 'publish_at') == 1 then return {'refused', 'RELEASED'} end
+if redis.call('HEXISTS', KEYS[1], 'publish_at') == 1 then return {'refused', 'PUBLISHING'} end
 if ARGV[3] == '' then redis.call('HDEL', KEYS[1], 'then') else redis.call('HSET', KEYS[1], 'then', ARGV[3]) end
 redis.call('HDEL', KEYS[1], 'release_id')
 redis.call('HSET', KEYS[1], 'state', 'JOINING', 'op', ARGV[1])

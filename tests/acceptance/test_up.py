@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,6 +115,43 @@ def test_without_a_configuration_up_says_what_to_do(tmp_path: Path) -> None:
     assert said.stderr.count("\n") == 1
     assert "delegation.example.toml" in said.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("nowhere.at_all:app", r"celery\.app: cannot import 'nowhere\.at_all:app'"),
+        ("broken:app", r"celery\.app: .*broken"),
+        ("plain:app", r"celery\.app: 'plain:app' carries no delegations"),
+    ],
+)
+def test_a_wrong_app_is_refused_before_anything_starts(project: Path, app: str, said: str) -> None:
+    """One line that names the key, exit code 2, and nothing is created."""
+    (project / "broken.py").write_text("def app(:\n", encoding="utf-8")
+    (project / "plain.py").write_text("from celery import Celery\napp = Celery('plain')\n", encoding="utf-8")
+    with (project / "delegation.toml").open("a", encoding="utf-8") as config:
+        config.write(f'[celery]\napp = "{app}"\n')
+    up = in_another_shell(project, "up")
+    assert up.returncode == 2, up.stderr
+    assert up.stdout == ""
+    assert up.stderr.count("\n") == 1
+    assert re.search(said, up.stderr)
+    assert not (project / ".delegation").exists()
+
+
+def test_a_port_that_is_taken_is_told_with_a_way_out(project: Path) -> None:
+    """Where no server.base_url is set, the line says what to set."""
+    config = project / "delegation.toml"
+    config.write_text(re.sub("base_url.*\n", "", config.read_text(encoding="utf-8")), encoding="utf-8")
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # somebody else has it: as good
+            taken.bind(("127.0.0.1", 8080))
+            taken.listen()
+        up = in_another_shell(project, "up")
+    assert up.returncode == 2
+    assert up.stderr.startswith("delegation: port 8080, where web listens, is taken")
+    assert 'set server.base_url = "http://127.0.0.1:8081"' in up.stderr
+    assert_nothing_runs(project)
 
 
 def _shut_down(redis_url: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from delegation.state import WorkflowId
 from tests.support.child import ROOT, ChildProcess, child_environment
 from tests.support.processes import Deployment, ScriptedAgent, free_port
 
@@ -226,12 +227,85 @@ def test_lists_are_one_array(deployment: Deployment) -> None:
     assert history[0]["cause"] == "opened"
 
 
+def test_a_filtered_list_looks_behind_the_newest(deployment: Deployment) -> None:
+    """`--limit` counts what is shown: newer delegations that ended hide none that is open."""
+    workflow = printed_id(deployment.command("workflow", "open"))
+    child = printed_id(deployment.command("delegate", "flights", NEVER, "--workflow", workflow))
+    for _ in range(2):
+        assert deployment.command("delegate", "flights", DONE, "--wait").returncode == 0
+    assert [each["id"] for each in as_json(deployment.command("list", "--open", "--limit", "1", "--json"))] == [child]
+    assert as_json(deployment.command("list", "--agent", "nobody", "--limit", "1", "--json")) == []
+
+
+def test_a_celery_id_is_as_good_as_a_delegations(deployment: Deployment) -> None:
+    """`show` and `watch` find a delegation by the id that Flower and a task's caller know."""
+    delegation_id = printed_id(deployment.command("delegate", "flights", DONE))
+    for call_id in (f"{delegation_id}.delegate", delegation_id):
+        watched = deployment.command("watch", call_id, "--json")
+        assert json.loads(watched.stdout.splitlines()[-1])["id"] == delegation_id, watched.stderr
+        assert as_json(deployment.command("show", call_id, "--json"))["id"] == delegation_id
+        assert as_json(deployment.command("show", call_id, "--history", "--json"))
+
+
+def test_watching_what_nobody_joined_says_so(deployment: Deployment, tmp_path: Path) -> None:
+    """When all children have ended and no join waits, one line on stderr names the command; the watch goes on."""
+    workflow = printed_id(deployment.command("workflow", "open"))
+    printed_id(deployment.command("delegate", "flights", DONE, "--workflow", workflow))
+    watch = [sys.executable, "-m", "workers.cli", "watch", workflow]
+    with ChildProcess(watch, log=tmp_path / "watch.log", env=deployment.env) as child:
+        child.start()
+        child.wait_for_output("COMPLETED")
+        child.wait_for_output(f"nobody has joined: delegation workflow join {workflow}")
+        assert deployment.command("workflow", "join", workflow).returncode == 0
+        assert child.wait() == 0
+        assert child.output().count("nobody has joined") == 1
+
+
+def test_a_continuation_that_never_runs_is_shown(deployment: Deployment) -> None:
+    """`workflow show` tells how often it was published; given up, `watch` and `doctor` tell it as well."""
+    store = deployment.store()
+    workflow = printed_id(deployment.command("workflow", "open", "--name", "trip"))
+    joined = deployment.command("workflow", "join", workflow, "--then", "no.task", "--queue", "nobody-listens")
+    assert joined.returncode == 0, joined.stderr
+    release_id = store.load_workflow(workflow).release_id
+    assert release_id is not None
+    said = deployment.command("workflow", "show", workflow).stdout
+    assert re.search(r"then: no\.task, published (once|\d times), not seen to run yet$", said, re.MULTILINE)
+    store.continuation_poisoned(workflow, release_id)
+    for command_ in (("workflow", "show"), ("watch",)):
+        said = deployment.command(*command_, workflow).stdout
+        assert re.search(r"then: no\.task, published (once|\d times) and never seen to run$", said, re.MULTILINE)
+    doctor = deployment.command("doctor", "--no-agents")
+    assert doctor.returncode == 0
+    assert re.search(r"^continuations +warning +1 given up", doctor.stdout, re.MULTILINE)
+
+
+def test_only_children_that_exist_are_counted(deployment: Deployment) -> None:
+    """A number given out and never used is no child."""
+    workflow = printed_id(deployment.command("workflow", "open"))
+    deployment.store().next_child_number(WorkflowId(workflow))
+    child = printed_id(deployment.command("delegate", "flights", NEVER, "--workflow", workflow))
+    assert child == f"{workflow}.2"
+    assert "1 of 1 unresolved" in deployment.command("workflow", "show", workflow).stdout
+
+
 def test_doctor_finds_nothing_wrong_with_a_whole_deployment(deployment: Deployment) -> None:
     """Every check is ok, with a line each."""
     findings = as_json(deployment.command("doctor", "--json"))
     assert {each["verdict"] for each in findings} == {"ok"}
     names = [each["check"] for each in findings]
-    assert names == ["configuration", "redis", "durability", "state", "worker", "due", "queues", "web", "agent flights"]
+    assert names == [
+        "configuration",
+        "redis",
+        "durability",
+        "state",
+        "worker",
+        "due",
+        "continuations",
+        "queues",
+        "web",
+        "agent flights",
+    ]
 
 
 def test_watch_tells_each_change_in_a_line_where_nobody_looks(deployment: Deployment) -> None:
@@ -254,6 +328,31 @@ def test_ctrl_c_is_quiet(deployment: Deployment, tmp_path: Path) -> None:
         child.send(signal.SIGINT)
         assert child.wait() == 130
         assert "Traceback" not in child.output()
+
+
+def test_ctrl_c_while_waiting_says_how_to_go_on(deployment: Deployment, tmp_path: Path) -> None:
+    """The work goes on: one line names the command that watches it, and the exit code is 130."""
+    wait = [sys.executable, "-m", "workers.cli", "delegate", "flights", NEVER, "--wait"]
+    with ChildProcess(wait, log=tmp_path / "wait.log", env={**deployment.env, "PYTHONUNBUFFERED": "1"}) as child:
+        child.start()
+        delegation_id = child.wait_for_output(r"^([0-9a-f]{32})$").group(1)
+        child.send(signal.SIGINT)
+        assert child.wait() == 130
+        assert child.output().splitlines()[1:] == [f"delegation: still running; delegation watch {delegation_id}"]
+
+
+def test_an_agent_that_is_away_is_named_as_the_cause(tmp_path: Path) -> None:
+    """Until it is given up, `list`, `watch` and `show` tell since when an agent does not answer."""
+    away = re.compile(r"agent unavailable since \d\d:\d\d:\d\d, tried (once|\d+ times)$", re.MULTILINE)
+    agents = {"flights": f"http://127.0.0.1:{free_port()}"}
+    with Deployment(tmp_path, agents=agents, web=False, timing={"unavailable_after": 60}) as it:
+        delegation_id = printed_id(it.command("delegate", "flights", DONE))
+        watch = [sys.executable, "-m", "workers.cli", "watch", delegation_id]
+        with ChildProcess(watch, log=tmp_path / "watch.log", env=it.env) as child:
+            child.start()
+            child.wait_for_output("agent unavailable since")
+        assert away.search(it.command("list").stdout)
+        assert away.search(it.command("show", delegation_id).stdout)
 
 
 def test_a_reader_that_goes_away_is_no_error_to_tell(deployment: Deployment) -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -77,7 +76,6 @@ def client_of(
         version="1",
         interface=Interface(url=f"{url}/rpc", binding=binding, protocol_version="1.0"),
         can_push=True,
-        can_stream=False,
     )
     transport = GuardedTransport(allowed_origins(agent))
     client = AgentClient(agent, card, "us", transport=transport, limits=LimitSettings(answer_bytes=answer_bytes))
@@ -136,7 +134,6 @@ def test_a_card_of_the_sdk_is_accepted(sdk_agent: SdkAgent) -> None:
     """Fetched with A2A-Version on this first request too."""
     assert (sdk_agent.card.name, sdk_agent.card.version) == ("sdk agent", "1.2.3")
     assert sdk_agent.card.can_push
-    assert sdk_agent.card.can_stream
     request = next(entry for entry in sdk_agent.seen() if entry["path"] == CARD_PATH)
     assert request["headers"]["a2a-version"] == "1.0"
 
@@ -167,7 +164,6 @@ def test_a_question_is_answered_in_the_same_task(sdk_agent: SdkAgent) -> None:
     assert isinstance(task, AgentTask)
     asking = sdk_agent.until(task, TaskState.INPUT_REQUIRED)
     assert asking.status_text == "Which?"
-    assert asking.status_message_id
     reply = OutgoingMessage(message_id="m12b", context_id=ContextId("ctx-12"), text="make blue", agent_task_id=task.id)
     assert isinstance(sdk_agent.client.send_message(reply, push=None, deadline_s=DEADLINE_S), AgentTask)
     assert sdk_agent.until(task, TaskState.COMPLETED).text == "blue"
@@ -223,11 +219,10 @@ def test_a_task_is_cancelled_once(sdk_agent: SdkAgent) -> None:
         sdk_agent.client.cancel_task(task.id, deadline_s=DEADLINE_S)
 
 
-def test_push_configs_are_created_and_deleted(sdk_agent: SdkAgent) -> None:
+def test_the_push_config_of_a_message_is_deleted(sdk_agent: SdkAgent) -> None:
     """Deleting twice is no error."""
-    task = sdk_agent.client.send_message(message("ask Which?", 16), push=None, deadline_s=DEADLINE_S)
+    task = sdk_agent.client.send_message(message("ask Which?", 16), push=PUSH, deadline_s=DEADLINE_S)
     assert isinstance(task, AgentTask)
-    sdk_agent.client.create_push_config(task.id, PUSH, deadline_s=DEADLINE_S)
     sdk_agent.client.delete_push_config(task.id, PUSH.id, deadline_s=DEADLINE_S)
     sdk_agent.client.delete_push_config(task.id, PUSH.id, deadline_s=DEADLINE_S)
 
@@ -265,19 +260,6 @@ def test_threads_share_a_client_and_few_connections(sdk_agent: SdkAgent) -> None
     with ThreadPoolExecutor(32) as threads:
         assert all(threads.map(ask, range(320)))
     assert sdk_agent.transport.connections <= 33
-
-
-def test_an_agent_without_pushes_refuses_the_config_as_that(tmp_path: Path) -> None:
-    """PushNotAccepted: the message may be sent again without it."""
-    command = [sys.executable, "-m", "tests.support.sdk_agent", "--no-push"]
-    with ChildProcess(command, log=tmp_path / "agent.log").start() as process:
-        agent = SdkAgent(json.loads(process.wait_for_output(r'\{"ready".*\}').group())["ready"])
-        assert not agent.card.can_push
-        task = agent.client.send_message(message("ask Which?"), push=None, deadline_s=DEADLINE_S)
-        assert isinstance(task, AgentTask)
-        with pytest.raises(PushNotAccepted):
-            agent.client.create_push_config(task.id, PUSH, deadline_s=DEADLINE_S)
-        agent.transport.close()
 
 
 # --- Answers that lie, drip, explode or never come --------------------------------------------------------------------

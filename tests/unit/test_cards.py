@@ -50,7 +50,7 @@ def test_a_card_that_leaves_out_what_is_false_or_empty_is_accepted() -> None:
     """Case C046: absent pushes are no pushes, absent tags are no error, unknown fields are ignored."""
     checked = check_card(settings(), card(), fetched_at="2026-11-30T10:00:00Z")
     assert checked.interface == Interface(url=f"{HOME}/rpc", binding="JSONRPC", protocol_version="1.0")
-    assert (checked.can_push, checked.can_stream) == (False, True)
+    assert not checked.can_push
     assert [skill.id for skill in checked.skills] == ["s"]
     assert checked.fetched_at == "2026-11-30T10:00:00Z"
     assert checked.raw == card()
@@ -89,7 +89,6 @@ def test_what_is_no_object_is_no_card(raw: object) -> None:
     "fields",
     [
         {"capabilities": []},
-        {"capabilities": {"streaming": "yes"}},
         {"capabilities": {"pushNotifications": 1}},
         {"capabilities": {"extensions": {}}},
         {"capabilities": {"extensions": ["x"]}},

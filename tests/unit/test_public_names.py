@@ -71,8 +71,9 @@ def tree(root: type[DelegationError] = DelegationError) -> Iterator[type[Delegat
 
 
 LIBRARY = """
-    AgentError AgentTaskFailed CallerError ConfigurationError DelegationError OperatorError StoreUnavailable
-    UnknownAgent UnknownDelegation UnknownWorkflow UnresolvedChildren UnsupportedExtensionError
+    AgentError AgentTaskFailed CallerError ConfigurationError DelegationError IdempotencyConflict InvalidArguments
+    OperatorError StateLost StoreUnavailable UnknownAgent UnknownDelegation UnknownWorkflow UnresolvedChildren
+    UnsupportedExtensionError WorkflowConflict
 """
 
 

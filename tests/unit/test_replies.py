@@ -157,11 +157,16 @@ def test_not_now_is_busy(status: int, body: Any) -> None:
             {"retry-after": "Mon, 30 Nov 2026 10:00:00 GMT", "date": "Mon, 30 Nov 2026 10:01:00 GMT"},
             0.0,
         ),
-        ({"retry-after": "Thu, 01 Jan 2099 00:00:00 GMT"}, 86_400.0),
+        (
+            {"retry-after": "Thu, 01 Jan 2099 00:00:00 GMT", "date": "Mon, 30 Nov 2026 10:00:00 GMT"},
+            86_400.0,
+        ),
+        ({"retry-after": "Thu, 01 Jan 2099 00:00:00 GMT"}, None),
+        ({"retry-after": "Thu, 01 Jan 2099 00:00:00 GMT", "date": "soon"}, None),
     ],
 )
 def test_retry_after_is_seconds_or_a_date(headers: dict[str, str], seconds: float | None) -> None:
-    """A date counts from the agent's own Date; never more than a day."""
+    """A date counts from the agent's own Date, never from our clock; never more than a day."""
     assert read_retry_after(headers) == seconds
 
 

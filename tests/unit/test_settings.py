@@ -15,12 +15,15 @@ from typing import Any
 
 import pytest
 import yaml
+from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from delegation.cards import check_card
 from delegation.errors import ConfigurationError, UnknownAgent
 from delegation.settings import AgentSettings, Settings, load_settings
+from examples.sample_agent import build_card, read_options
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "delegation.example.toml"
@@ -284,6 +287,9 @@ def test_open_addresses_need_consent(
         "rediss://u:pw@r.example.com",
         "redis://[::1]:1",
         "unix:///run/redis.sock",
+        "unix://:pw@/run/redis.sock?db=3",
+        "redis://localhost?db=3",
+        "rediss://:pw@r.example.com/1?ssl_cert_reqs=required&ssl_ca_certs=/etc/ca.pem",
     ],
 )
 def test_redis_with_a_password_or_at_home_is_accepted(load: Load, url: str) -> None:
@@ -312,6 +318,46 @@ def test_a_redis_url_that_would_be_misread_is_refused(refusal: Refusal, url: str
     assert detail.startswith("redis.url: ")
     assert "p#w" not in detail
     assert "p/w" not in detail
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("db=x", "db=", "db=-1", "db=%D9%A1", "socket_timeout=abc", "socket_timeout=1", "retry_on_timeout=1"),
+        *("foo=1", "foo", "s3cret", "ssl_ca_certs=x", "db=1&foo="),
+    ],
+)
+def test_a_redis_url_takes_few_parameters(refusal: Refusal, query: str) -> None:
+    """redis-py fails on unknown ones at the first command, and our timeouts and lack of retries are no choice."""
+    detail = refusal(f'[redis]\nurl = "redis://:s3cret@localhost/0?{query}"')
+    assert detail.startswith("redis.url: ")
+    assert "s3cret" not in detail
+
+
+def test_tls_needs_a_known_demand_for_certificates(refusal: Refusal) -> None:
+    """redis-py would say so at the first connection only."""
+    assert refusal('[redis]\nurl = "rediss://:pw@r.example.com?ssl_cert_reqs=maybe"').startswith("redis.url: must")
+
+
+def test_a_bad_redis_url_ends_a_command_with_one_line_and_2(tmp_path: Path) -> None:
+    """As every other bad setting."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "workers.cli", "list"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "DELEGATION_REDIS__URL": "redis://localhost/0?socket_timeout=abc"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert re.fullmatch(r"delegation: redis\.url: [^\n]+\n", ran.stderr)
+
+
+def test_records_are_kept_for_a_second_at_least(load: Load, refusal: Refusal) -> None:
+    """Whoever waits for an end must still find it; Redis would count less as no time at all."""
+    assert refusal("[defaults]\nretention = 0.9").startswith("defaults.retention: must be at least 1 second")
+    assert load("[defaults]\nretention = 1").defaults.retention == timedelta(seconds=1)
 
 
 @pytest.mark.parametrize(
@@ -551,13 +597,27 @@ def test_the_compose_file_configures_what_settings_accept(monkeypatch: pytest.Mo
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     services = compose["services"]
     assert set(services) == {"redis", "web", "worker", "flower", "sample-agent"}
-    assert "--appendonly yes" in services["redis"]["command"]
-    assert "--requirepass" in services["redis"]["command"]
+    ((kept, passed),) = [(line["source"], line["target"]) for line in services["redis"]["configs"]]
+    assert services["redis"]["command"] == f"redis-server {passed}"
+    assert "PASSWORD" not in str([service.get("command") for service in services.values()])
+    content = compose["configs"][kept]["content"].splitlines()
+    assert content[:3] == ["appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"]
+    assert content[3].startswith("requirepass ${REDIS_PASSWORD:?")
     for name, value in services["worker"]["environment"].items():
         monkeypatch.setenv(name, re.sub(r"\$\{[^}]+\}", "password", value))
     settings = load_settings()
     assert settings.agent("sample").url == f"http://sample-agent:{9101}"
     assert services["worker"]["command"] == procfile()["worker"]
+    assert services["web"]["command"] == procfile()["web"].replace("127.0.0.1", "0.0.0.0")
+
+
+def test_the_compose_files_agent_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its card names the address that it is configured under, not the one it listens at."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
+    options = read_options(shlex.split(services["sample-agent"]["command"])[3:])
+    card = MessageToDict(build_card(options.kind, options.public_url, options.name))
+    monkeypatch.setenv("DELEGATION_AGENTS", services["worker"]["environment"]["DELEGATION_AGENTS"])
+    assert check_card(load_settings().agent("sample"), card).interface.url == "http://sample-agent:9101/rpc"
 
 
 def procfile() -> dict[str, str]:
@@ -568,6 +628,6 @@ def procfile() -> dict[str, str]:
 def test_the_procfile_runs_web_worker_and_flower() -> None:
     """Flower shows everything, so it listens on this machine only."""
     commands = {name: shlex.split(command) for name, command in procfile().items()}
-    assert set(commands) == {"web", "worker", "flower"}
+    assert set(commands) == {"web", "worker", "ends", "flower"}
     assert commands["web"][:3] == ["gunicorn", "-c", "python:web.server"]
     assert "--address=127.0.0.1" in commands["flower"]

@@ -68,7 +68,6 @@ class AgentTask:
     raw_state: str = ""
     status_text: str = ""
     status_parts: tuple[dict[str, Any], ...] = ()  #: parts of status.message in order (a question's text and data)
-    status_message_id: str = ""
     status_at: str = ""  #: RFC 3339 UTC where readable, else as the agent wrote it
     artifacts: tuple[Artifact, ...] = ()
     last_agent_text: str = ""  #: last ROLE_AGENT message of the history

@@ -69,7 +69,6 @@ def read_task(raw: object) -> AgentTask:
         raw_state=_text(status.get("state"))[:80] if "state" in status else "",
         status_text=status_text,
         status_parts=status_parts,
-        status_message_id=_text(message.get("messageId")),
         status_at=read_timestamp(status.get("timestamp")),
         artifacts=_read_artifacts(raw.get("artifacts")),
         last_agent_text=_read_last_agent_text(raw.get("history")),

@@ -49,7 +49,7 @@ class Moment:
 
 
 def choose_start(delegation: Delegation, moment: Moment) -> StartAction:
-    """Send, or first find out whether an earlier send went through (DESIGN §5, ambiguous send)."""
+    """Send, or first find out whether an earlier send went through (docs/design.md §5, the send)."""
     if delegation.phase not in (Phase.OPENED, Phase.STARTING) or is_leased(delegation, moment.now):
         return StartAction.NOTHING
     return StartAction.SEND if delegation.progress.intent_at is None else StartAction.LOOK_UP
@@ -105,7 +105,7 @@ def adopted(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
 
 
 def answered_directly(delegation: Delegation, message: AgentMessage, moment: Moment) -> Change:
-    """A Message instead of a Task: COMPLETED with that text, nothing to watch, nothing to cancel (DESIGN §5)."""
+    """A Message instead of a Task: COMPLETED with that text, nothing to watch, nothing to cancel."""
     progress = replace(
         delegation.progress,
         state=TaskState.COMPLETED,
@@ -172,7 +172,7 @@ def _is_news(before: Progress, after: Progress) -> bool:
 
 
 def is_behind(claimed: TaskState | None, state: TaskState) -> bool:
-    """The answer does not (yet) show what the push claimed; a replica may lag, or the push lied (S10a)."""
+    """The answer does not (yet) show what the push claimed; a replica may lag, or the push lied."""
     return claimed is not None and claimed is not TaskState.SUBMITTED and claimed is not state and not state.is_terminal
 
 
@@ -215,7 +215,7 @@ def not_started(delegation: Delegation, error: AgentError, moment: Moment) -> Ch
 
 
 def task_not_found(delegation: Delegation, *, cause: Cause, moment: Moment) -> Change:
-    """-32001: one may be another replica; several over a minute mean the agent has lost the agent task (S10b)."""
+    """-32001: one may be another replica; several over a minute mean the agent has lost the agent task."""
     before, rules = delegation.progress, moment.rules
     since = before.lost_since if before.lost_since is not None else moment.now
     progress = replace(before, lost_since=since, lost_count=before.lost_count + 1, attempts=0)

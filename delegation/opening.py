@@ -22,7 +22,7 @@ _CELERY_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 class DelegateArguments(TypedDict, total=False):
-    """The keyword arguments of ``delegate`` (DESIGN §9)."""
+    """The keyword arguments of ``delegate`` (docs/design.md §9)."""
 
     agent: str
     goal: str

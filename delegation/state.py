@@ -185,7 +185,7 @@ class Delegation:
 
     @property
     def message_id(self) -> str:
-        """The first turn's messageId: the same on every attempt (DESIGN law 7)."""
+        """The first turn's messageId: the same on every attempt (docs/design.md law 7)."""
         return f"{self.id}:goal"
 
     @property

@@ -20,7 +20,7 @@ class CanHear(Protocol):
 
 
 def choose(updates: str, card: CanHear, *, base_url: str | None) -> Watch:
-    """The watch for a new delegation (DESIGN §7).
+    """The watch for a new delegation (docs/design.md §7).
 
     A push needs an address of ours, and an agent that offers pushes; without either we poll. ``follow`` is read
     as ``poll`` until a follower exists. ``off`` polls only while the agent is working.

@@ -87,7 +87,7 @@ class DelegateTask(Task[Any, Any]):
 
 @shared_task(bind=True, base=DelegateTask, name="delegation.delegate", acks_late=True, typing=False)
 def _delegate(self: DelegateTask, *inputs: Any, **arguments: Any) -> None:
-    """Give work to an agent: ``delegate.s(agent="flights", goal="…", …) | next.s()`` (arguments: DESIGN §9).
+    """Give work to an agent: ``delegate.s(agent="flights", goal="…", …) | next.s()`` (arguments: docs/design.md §9).
 
     Its body runs only when somebody sends the message by name; then the delegation inherits that message's id and tail.
     """
@@ -176,7 +176,7 @@ def _tail(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_ids(links: Any) -> list[Any]:
-    """Each under one id from now on: finalize may run twice, and a link must not then be two calls (DESIGN §5).
+    """Each under one id from now on: finalize may run twice, and a link must not then be two calls.
 
     Chains and chords have given their parts ids already; Celery takes one link as well as a list.
     """

@@ -99,7 +99,7 @@ def known_id(store: Store, given_id: str) -> str:
     try:
         store.load(given_id)
     except UnknownDelegation:
-        return store.id_of_call(given_id) or given_id
+        return store.id_of_call(given_id) or given_id.removesuffix(".delegate")  # no index has our own choice of id
     return given_id
 
 

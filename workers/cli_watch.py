@@ -127,8 +127,9 @@ def print_changes(views: Iterator[View]) -> View:
                 told[each.id] = news
                 click.echo(plain_line(each))
     assert last is not None
-    if last.workflow is not None and last.workflow.publishes != 1 and (says := continuation_news(last.workflow)):
-        click.echo(says)
+    record = last.workflow
+    if record is not None and (record.is_poisoned or record.publishes > 1) and (says := continuation_news(record)):
+        click.echo(says)  # the first publication is no news
     return last
 
 

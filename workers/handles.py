@@ -189,7 +189,7 @@ _ENDED = tuple(state for state in WorkflowState if state.is_ended)
 
 
 def describe(delegation: Delegation) -> dict[str, Any]:
-    """The public shape of a delegation; names are stable (DESIGN §9)."""
+    """The public shape of a delegation; names are stable (docs/command_line.md)."""
     progress, outcome = delegation.progress, delegation.outcome
     return {
         "id": delegation.id,

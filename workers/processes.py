@@ -18,7 +18,7 @@ from workers.children import Child
 
 FLOWER_PORT = 5555
 WEB_PORT = 8080
-CONCURRENCY = 32  #: threads, most of which wait for an agent's answer (DESIGN §10)
+CONCURRENCY = 32  #: threads, most of which wait for an agent's answer (docs/design.md §10)
 
 #: Of each line's beginning: times and process ids that the line's prefix or its place in a log says already.
 _STAMP = re.compile(

@@ -87,7 +87,7 @@ class Sweep:
     def once(self) -> bool:
         """Send the steps that are due; True when more may be waiting. Raises StoreUnavailable, OperationalError.
 
-        A long queue is not made longer: an outage must not turn into a storm (DESIGN §6).
+        A long queue is not made longer: an outage must not turn into a storm (docs/design.md §6).
         """
         self._check_epoch()
         self._tidy()
@@ -157,7 +157,7 @@ class Sweep:
         self._app.tasks[step.value].apply_async(tuple(each.id for each in due), task_id=task_id, add_to_parent=False)
 
     def _check_epoch(self) -> None:
-        """Redis that forgot us is reported, never taken for an empty one (reliability.md §3)."""
+        """Redis that forgot us is reported, never taken for an empty one: all that waited is gone."""
         if self._epoch is None:
             self._epoch = self._store.make_epoch()
             return

@@ -239,8 +239,14 @@ def test_a_filtered_list_looks_behind_the_newest(deployment: Deployment) -> None
 
 def test_a_celery_id_is_as_good_as_a_delegations(deployment: Deployment) -> None:
     """`show` and `watch` find a delegation by the id that Flower and a task's caller know."""
-    delegation_id = printed_id(deployment.command("delegate", "flights", DONE))
-    for call_id in (f"{delegation_id}.delegate", delegation_id):
+    call = (
+        "import sys; from workers import delegate; from workers.runtime import runtime;"
+        " delegate.apply_async(kwargs={'agent': 'flights', 'goal': sys.argv[1]}, task_id='my-call');"
+        " print(runtime().store.id_of_call('my-call'))"
+    )
+    given = printed_id(deployment.python(call, DONE))
+    made_up = printed_id(deployment.command("delegate", "flights", DONE))
+    for call_id, delegation_id in (("my-call", given), (f"{made_up}.delegate", made_up)):
         watched = deployment.command("watch", call_id, "--json")
         assert json.loads(watched.stdout.splitlines()[-1])["id"] == delegation_id, watched.stderr
         assert as_json(deployment.command("show", call_id, "--json"))["id"] == delegation_id
@@ -261,23 +267,23 @@ def test_watching_what_nobody_joined_says_so(deployment: Deployment, tmp_path: P
         assert child.output().count("nobody has joined") == 1
 
 
-def test_a_continuation_that_never_runs_is_shown(deployment: Deployment) -> None:
+def test_a_continuation_that_never_runs_is_shown(tmp_path: Path) -> None:
     """`workflow show` tells how often it was published; given up, `watch` and `doctor` tell it as well."""
-    store = deployment.store()
-    workflow = printed_id(deployment.command("workflow", "open", "--name", "trip"))
-    joined = deployment.command("workflow", "join", workflow, "--then", "no.task", "--queue", "nobody-listens")
-    assert joined.returncode == 0, joined.stderr
-    release_id = store.load_workflow(workflow).release_id
-    assert release_id is not None
-    said = deployment.command("workflow", "show", workflow).stdout
-    assert re.search(r"then: no\.task, published (once|\d times), not seen to run yet$", said, re.MULTILINE)
-    store.continuation_poisoned(workflow, release_id)
-    for command_ in (("workflow", "show"), ("watch",)):
-        said = deployment.command(*command_, workflow).stdout
-        assert re.search(r"then: no\.task, published (once|\d times) and never seen to run$", said, re.MULTILINE)
-    doctor = deployment.command("doctor", "--no-agents")
-    assert doctor.returncode == 0
-    assert re.search(r"^continuations +warning +1 given up", doctor.stdout, re.MULTILINE)
+    with Deployment(tmp_path, agents={}, web=False, workers=0) as it:
+        store = it.store()
+        workflow = printed_id(it.command("workflow", "open", "--name", "trip"))
+        joined = it.command("workflow", "join", workflow, "--then", "no.task", "--queue", "nobody-listens")
+        assert joined.returncode == 0, joined.stderr
+        release_id = store.load_workflow(workflow).release_id
+        assert release_id is not None
+        said = it.command("workflow", "show", workflow).stdout
+        assert re.search(r"then: no\.task, published once, not seen to run yet$", said, re.MULTILINE)
+        store.continuation_poisoned(workflow, release_id)
+        for command_line in (("workflow", "show"), ("watch",)):
+            said = it.command(*command_line, workflow).stdout
+            assert re.search(r"then: no\.task, published once and never seen to run$", said, re.MULTILINE)
+        doctor = it.command("doctor", "--no-agents").stdout
+        assert re.search(r"^continuations +warning +1 given up", doctor, re.MULTILINE)
 
 
 def test_only_children_that_exist_are_counted(deployment: Deployment) -> None:

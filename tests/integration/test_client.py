@@ -332,7 +332,7 @@ def test_every_answer_is_classified_and_frees_its_connection(server: RawServer, 
 
 
 def test_a_redirect_is_not_followed_anywhere(server: RawServer) -> None:
-    """O-03 and case C022: the decoy is never spoken to, and neither is the server a second time."""
+    """Case C022: the decoy is never spoken to, and neither is the server a second time."""
     with RawServer(answers(TASK)) as decoy:
         for status in (301, 302, 303, 307, 308):
             server.behaviour = says(status, headers={"Location": f"{decoy.url}/steal"})
@@ -349,7 +349,7 @@ def test_a_redirect_is_not_followed_anywhere(server: RawServer) -> None:
     ids=["silence", "in the headers", "in the body", "in a body without end"],
 )
 def test_a_deadline_holds_against_an_answer_that_drips(server: RawServer, head: bytes | None) -> None:
-    """O-07: the whole call is bounded, not each read."""
+    """The whole call is bounded, not each read."""
     server.behaviour = hangs() if head is None else drips(lambda: server, head, 0.05)
     client, transport = client_of(server.url)
     began = time.monotonic()
@@ -398,7 +398,7 @@ class socket_that_never_reads:  # noqa: N801  reads as a block
 
 @pytest.mark.parametrize("behaviour", [says(200), hangs()], ids=["plain http", "silence"])
 def test_a_failed_tls_handshake_is_certainly_not_sent(server: RawServer, behaviour: Behaviour) -> None:
-    """O-13: and it is bounded like every other wait."""
+    """It may be sent again; and it is bounded like every other wait."""
     server.behaviour = behaviour
     agent = AgentSettings(id="agent", url=server.url.replace("http:", "https:"))
     transport = GuardedTransport(allowed_origins(agent))
@@ -563,7 +563,7 @@ def test_cookies_are_neither_kept_nor_sent(server: RawServer) -> None:
 
 
 def test_the_environment_names_no_proxy_for_us(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """O-12."""
+    """A proxy would see every header and goal, and would decide where they go."""
     with RawServer(says(500)) as proxy:
         for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
@@ -717,7 +717,7 @@ def test_a_card_that_is_refused_differs_from_one_that_may_come_later(
 
 
 def test_a_card_that_drips_is_given_up_in_time(server: RawServer) -> None:
-    """O-07."""
+    """As every other call: by its whole time, not by each read."""
     server.behaviour = drips(lambda: server, JSON_HEAD + b"\r\n", 0.05)
     began = time.monotonic()
     with pytest.raises(CallAmbiguous):

@@ -154,7 +154,7 @@ def test_the_first_interface_we_speak_is_chosen() -> None:
     ],
 )
 def test_an_interface_elsewhere_is_refused(url: str) -> None:
-    """O-01 and case C022: what only the card names is not spoken to."""
+    """Case C022: what only the card names is not spoken to."""
     assert refused(card(supportedInterfaces=[interface(url)])).detail.startswith("card_origin_refused: ")
 
 

@@ -69,7 +69,7 @@ def test_an_origin_is_scheme_host_and_port(url: str, origin: Origin) -> None:
     ],
 )
 def test_what_is_no_plain_web_url_has_no_origin(url: str) -> None:
-    """O-01: and the reason does not repeat it, since it may hold a password."""
+    """The reason does not repeat it, since it may hold a password."""
     with pytest.raises(ValueError, match=r"URL|user name") as refusal:
         read_origin(url)
     assert "secret" not in str(refusal.value)
@@ -94,7 +94,7 @@ def test_what_is_no_plain_web_url_has_no_origin(url: str) -> None:
     ],
 )
 def test_addresses_that_no_agent_has_are_refused(address: str) -> None:
-    """O-01: link-local, metadata, and forms that disguise another address, configured or not."""
+    """Link-local, metadata, and forms that disguise another address, configured or not."""
     assert refused_address(address)
 
 
@@ -120,7 +120,7 @@ def test_operators_may_run_agents_anywhere_else(address: str) -> None:
 )
 @pytest.mark.usefixtures("no_sockets")
 def test_nothing_is_opened_to_another_origin(url: str) -> None:
-    """O-01: the refusal comes before any name is looked up."""
+    """The refusal comes before any name is looked up."""
     transport = GuardedTransport([HOME])
     with pytest.raises(AgentRefused, match="not an allowed origin"):
         transport.get(url, headers={}, deadline_s=1, max_bytes=10)
@@ -128,7 +128,7 @@ def test_nothing_is_opened_to_another_origin(url: str) -> None:
 
 
 def test_a_configured_name_that_resolves_to_metadata_is_not_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """O-02: the address that is checked is the address that is connected to, at each connection."""
+    """The address that is checked is the address that is connected to, at each connection."""
     monkeypatch.setattr(
         socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("169.254.169.254", 80))]
     )

@@ -187,7 +187,7 @@ def test_retry_after_is_seconds_or_a_date(headers: dict[str, str], seconds: floa
     ],
 )
 def test_what_is_no_answer_to_our_request_is_ambiguous(body: Any) -> None:
-    """O-09 and case C088: another id, batches, both members, neither, HTML with 200."""
+    """Case C088: another id, batches, both members, neither, HTML with 200."""
     assert type(refusal(RPC, 200, body)) is CallAmbiguous
 
 

@@ -23,7 +23,7 @@ from tests.support.processes import CeleryWorker, ChildProcess, Deployment, Scri
 from workers.celery_settings import END_QUEUE, QUEUE, celery_prefix
 from workers.runtime import reset_runtime, runtime
 
-#: The command line of DESIGN §10, for our worker and for the reference's.
+#: The command line of docs/design.md §10, for our worker and for the reference's.
 SLOTS = 32
 QUIET = ("-l", "WARNING")
 #: Without a sign of life for so long, a benchmark gives up.

@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 
 from delegation.settings import CelerySettings, Settings
 from workers.carrier import named_app
-from workers.celery_settings import QUEUE, broker_transport_options
+from workers.celery_settings import QUEUE, broker_transport_options, url_for_celery
 
 WAKE_TASK = "delegation.wake"
 
@@ -79,7 +79,7 @@ def _producing_app(settings: Settings) -> Celery:
 def _broker(settings: Settings) -> dict[str, Any]:
     """Where the workers listen. That of our own app follows from the settings; somebody else's app has to say it."""
     if settings.celery.app == CelerySettings.model_fields["app"].default:
-        url = settings.celery.broker_url or settings.redis.url
+        url = settings.celery.broker_url or url_for_celery(settings.redis.url)
         return {"broker_url": url, "broker_transport_options": broker_transport_options(settings)}
     theirs = named_app(settings.celery.app).conf
     return {name: theirs[name] for name in _BROKER_SETTINGS} | {

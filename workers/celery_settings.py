@@ -45,8 +45,8 @@ def broker_transport_options(settings: Settings) -> dict[str, Any]:
 def app_settings(settings: Settings) -> dict[str, Any]:
     """The whole configuration of our own app."""
     return {
-        "broker_url": settings.celery.broker_url or settings.redis.url,
-        "result_backend": settings.celery.result_backend or settings.redis.url,
+        "broker_url": settings.celery.broker_url or url_for_celery(settings.redis.url),
+        "result_backend": settings.celery.result_backend or url_for_celery(settings.redis.url),
         "broker_transport_options": broker_transport_options(settings),
         "result_backend_transport_options": {"global_keyprefix": celery_prefix(settings)},
         "broker_connection_retry_on_startup": True,
@@ -75,6 +75,16 @@ def app_settings(settings: Settings) -> dict[str, Any]:
         "worker_enable_remote_control": False,  # anyone who reaches Redis could shut workers down
         "worker_hijack_root_logger": False,
     }
+
+
+def url_for_celery(url: str) -> str:
+    """A Redis address as kombu and the result backend write it: they name sockets otherwise, and want TLS spelled out."""
+    if url.startswith("unix://"):
+        path, _, query = url.removeprefix("unix://").partition("?")
+        return f"redis+socket://{path}" + (f"?{query.replace('db=', 'virtual_host=')}" if query else "")
+    if url.startswith("rediss://") and "ssl_cert_reqs=" not in url:
+        return f"{url}{'&' if '?' in url else '?'}ssl_cert_reqs=required"
+    return url
 
 
 def result_expires_s(settings: Settings) -> int:

@@ -9,7 +9,12 @@ local record, due = KEYS[1], KEYS[2]
 local f = redis.call('HMGET', record, 'version', 'fence', 'op', 'wakes', 'fetched_at', 'phase')
 local op_that_woke = ARGV[1] .. '+'
 if f[3] == ARGV[1] or f[3] == op_that_woke then return {'saved', f[1], f[3] == op_that_woke and '1' or '0'} end
-if f[1] ~= ARGV[4] or (ARGV[5] ~= '' and (f[2] or '0') ~= ARGV[5]) then return {'stale', f[1] or '', '0'} end
+if f[1] ~= ARGV[4] or (ARGV[5] ~= '' and (f[2] or '0') ~= ARGV[5]) then
+  -- Expiry did not wait for our call, which kept its slot; unless somebody began after us, it is still ours.
+  local ended = f[6] == 'SETTLED' or f[6] == 'RELEASED'
+  if ended and ARGV[5] == f[2] then free_slot(KEYS[5], KEYS[6], due, ARGV[2], now) end
+  return {'stale', f[1] or '', '0'}
+end
 local woken = tonumber(f[4] or 0) > tonumber(ARGV[6])
 local claimed = woken and redis.call('HGET', record, 'claimed')
 local next_arg = write_fields(record, ARGV, 11, tonumber(ARGV[10]))

@@ -7,10 +7,13 @@
 -- Answer {verdict, '1' if parked, release id or ''}
 local now = redis_now()
 local record, due = KEYS[1], KEYS[2]
-local f = redis.call('HMGET', record, 'version', 'fence', 'op', 'phase', 'parked', 'answer')
+local f = redis.call('HMGET', record, 'version', 'fence', 'op', 'phase', 'parked', 'answer', 'lease_until')
 if not f[1] then return {'stale', '0', ''} end
 if f[3] == ARGV[1] then return {'settled', f[5] or '0', f[6] or ''} end
-if f[4] == 'SETTLED' or f[4] == 'RELEASED' then return {'already', '0', ''} end
+if f[4] == 'SETTLED' or f[4] == 'RELEASED' then
+  if ARGV[6] == f[2] then free_slot(KEYS[5], KEYS[6], due, ARGV[2], now) end -- a call that expiry did not wait for
+  return {'already', '0', ''}
+end
 if f[1] ~= ARGV[5] then return {'stale', '0', ''} end
 if ARGV[6] ~= '' and (f[2] or '0') ~= ARGV[6] then return {'stale', '0', ''} end
 local next_arg = write_fields(record, ARGV, 11, tonumber(ARGV[10]))
@@ -31,7 +34,9 @@ if ARGV[4] == '1' then
   end
 end
 redis.call('HSET', record, 'answer', release)
-free_slot(KEYS[5], KEYS[6], due, ARGV[2], now)
+-- Expiry does not end a call that is under way: that keeps its slot until its step comes to write, or its lease ends.
+local calling = ARGV[6] == '' and (seconds(f[7]) or 0) > now
+if not calling then free_slot(KEYS[5], KEYS[6], due, ARGV[2], now) end
 redis.call('ZREM', KEYS[6], ARGV[2])
 reschedule(record, due, 'delegation:' .. ARGV[2], now)
 redis.call('PUBLISH', KEYS[7] .. ':' .. ARGV[3], ARGV[2])

@@ -405,14 +405,17 @@ def test_a_dead_holder_frees_its_slot(make_records: Callable[..., Records]) -> N
 
 
 def test_an_ended_one_leaves_line_and_slot(make_records: Callable[..., Records]) -> None:
-    """Expiry of one that calls frees the slot for the next; expiry of one that waits leaves no place behind."""
+    """Expiry of one that waits leaves no place behind; one whose call is under way frees its slot when that returns."""
     records = make_records(calls_per_agent=1)
     calling, waiting, next_one = (records.open() for _ in range(3))
-    records.intend(calling)
+    _, at_work = records.intend(calling)
     records.intend(waiting)
     records.intend(next_one)
     records.expire(records.load(waiting.id))
     records.expire(records.load(calling.id))
+    assert records.client.zrange(records.key("calls", "flights"), 0, -1) == [calling.id]
+    with pytest.raises(StaleWrite):
+        records.hear(at_work)
     assert records.due_in(next_one.id) == is_near(0)
     assert records.client.zrange(records.key("calls", "flights"), 0, -1) == [next_one.id]
     assert records.client.exists(records.key("waiting", "flights")) == 0

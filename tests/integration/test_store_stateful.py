@@ -357,12 +357,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def call_slots_and_places_in_line_do_not_leak(self) -> None:
+        """Beside its holders a slot may be kept for who was called up, or by a call that expiry did not wait for."""
         for agent in AGENTS:
             holders = {one for one, known in self.known.items() if known.agent == agent and known.holder}
             now = self.store.now()
             calling: Any = self.client.zrangebyscore(self.records.key("calls", agent), now, "+inf")
-            assert set(calling) == holders
-            assert len(holders) <= SLOTS
+            assert holders <= set(calling)
+            assert len(calling) <= SLOTS
             waiting: Any = self.client.zrange(self.records.key("waiting", agent), 0, -1)
             assert all(not self.known[one].ended and not self.known[one].holder for one in waiting)
 

@@ -13,7 +13,14 @@ from kombu.transport.redis import Channel
 
 from delegation.decide import Step
 from delegation.settings import Settings
-from workers.celery_settings import END_QUEUE, QUEUE, TASK_ROUTES, app_settings, broker_transport_options
+from workers.celery_settings import (
+    END_QUEUE,
+    QUEUE,
+    TASK_ROUTES,
+    app_settings,
+    broker_transport_options,
+    url_for_celery,
+)
 from workers.install import install
 
 NAMES = {
@@ -100,3 +107,17 @@ def test_every_step_survives_the_worker_that_runs_it(app: Celery) -> None:
     for name in NAMES - {"delegation.delegate"}:
         assert (app.tasks[name].acks_late, app.tasks[name].reject_on_worker_lost) == (True, True)
     assert app.tasks["delegation.delegate"].acks_late
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("redis://127.0.0.1:6379/0", "redis://127.0.0.1:6379/0"),
+        ("rediss://r.example/1", "rediss://r.example/1?ssl_cert_reqs=required"),
+        ("rediss://r.example/1?ssl_cert_reqs=none", "rediss://r.example/1?ssl_cert_reqs=none"),
+        ("unix:///run/redis.sock?db=2", "redis+socket:///run/redis.sock?virtual_host=2"),
+    ],
+)
+def test_celery_is_told_the_address_in_its_own_words(ours: str, theirs: str) -> None:
+    """The result backend refuses TLS without a word about certificates, and knows no unix:// scheme."""
+    assert url_for_celery(ours) == theirs

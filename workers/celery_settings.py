@@ -78,7 +78,7 @@ def app_settings(settings: Settings) -> dict[str, Any]:
 
 
 def url_for_celery(url: str) -> str:
-    """A Redis address as kombu and the result backend write it: they name sockets otherwise, and want TLS spelled out."""
+    """A Redis address as kombu and the result backend write it: sockets named otherwise, TLS spelled out."""
     if url.startswith("unix://"):
         path, _, query = url.removeprefix("unix://").partition("?")
         return f"redis+socket://{path}" + (f"?{query.replace('db=', 'virtual_host=')}" if query else "")

@@ -75,3 +75,10 @@ local function free_slot(calls, waiting, due, id, now)
     end
   end
 end
+
+-- A call that its delegation's expiry did not wait for has returned: lease and slot are free.
+local function end_outlived_call(record, calls, waiting, due, id, now)
+  redis.call('HDEL', record, 'lease_until')
+  free_slot(calls, waiting, due, id, now)
+  reschedule(record, due, 'delegation:' .. id, now)
+end

@@ -12,7 +12,7 @@ if f[3] == ARGV[1] or f[3] == op_that_woke then return {'saved', f[1], f[3] == o
 if f[1] ~= ARGV[4] or (ARGV[5] ~= '' and (f[2] or '0') ~= ARGV[5]) then
   -- Expiry did not wait for our call, which kept its slot; unless somebody began after us, it is still ours.
   local ended = f[6] == 'SETTLED' or f[6] == 'RELEASED'
-  if ended and ARGV[5] == f[2] then free_slot(KEYS[5], KEYS[6], due, ARGV[2], now) end
+  if ended and ARGV[5] == f[2] then end_outlived_call(record, KEYS[5], KEYS[6], due, ARGV[2], now) end
   return {'stale', f[1] or '', '0'}
 end
 local woken = tonumber(f[4] or 0) > tonumber(ARGV[6])

@@ -11,7 +11,7 @@ local f = redis.call('HMGET', record, 'version', 'fence', 'op', 'phase', 'parked
 if not f[1] then return {'stale', '0', ''} end
 if f[3] == ARGV[1] then return {'settled', f[5] or '0', f[6] or ''} end
 if f[4] == 'SETTLED' or f[4] == 'RELEASED' then
-  if ARGV[6] == f[2] then free_slot(KEYS[5], KEYS[6], due, ARGV[2], now) end -- a call that expiry did not wait for
+  if ARGV[6] == f[2] then end_outlived_call(record, KEYS[5], KEYS[6], due, ARGV[2], now) end
   return {'already', '0', ''}
 end
 if f[1] ~= ARGV[5] then return {'stale', '0', ''} end
@@ -21,7 +21,7 @@ local entries = tonumber(ARGV[next_arg])
 next_arg = append_history(KEYS[3], ARGV, next_arg + 1, entries, now, tonumber(ARGV[8]))
 count_up(KEYS[4], ARGV, next_arg, #ARGV - next_arg + 1)
 if ARGV[9] ~= '' then redis.call('SET', KEYS[8], ARGV[9]) end
-redis.call('HDEL', record, 'digest', 'lease_until', 'poll_at', 'refetch_at', 'hinted_at', 'waits_since', 'claimed',
+redis.call('HDEL', record, 'digest', 'poll_at', 'refetch_at', 'hinted_at', 'waits_since', 'claimed',
   'heard')
 redis.call('HSET', record, 'op', ARGV[1], 'phase', 'SETTLED', 'publish_at', stamp(now + tonumber(ARGV[7])))
 redis.call('HINCRBY', record, 'version', 1)
@@ -34,9 +34,12 @@ if ARGV[4] == '1' then
   end
 end
 redis.call('HSET', record, 'answer', release)
--- Expiry does not end a call that is under way: that keeps its slot until its step comes to write, or its lease ends.
+-- Expiry does not end a call that is under way: that keeps lease and slot until its step comes to write, or they end.
 local calling = ARGV[6] == '' and (seconds(f[7]) or 0) > now
-if not calling then free_slot(KEYS[5], KEYS[6], due, ARGV[2], now) end
+if not calling then
+  redis.call('HDEL', record, 'lease_until')
+  free_slot(KEYS[5], KEYS[6], due, ARGV[2], now)
+end
 redis.call('ZREM', KEYS[6], ARGV[2])
 reschedule(record, due, 'delegation:' .. ARGV[2], now)
 redis.call('PUBLISH', KEYS[7] .. ':' .. ARGV[3], ARGV[2])

@@ -62,7 +62,7 @@ class ScriptedAgent:
         self.control = AgentControl(self) if may_be_steered else None
         self.base_url = ""
         self.counts: dict[str, int] = {}
-        self.in_flight = 0
+        self._in_flight: dict[int, Request] = {}  # by connection, which has one at a time
         self.max_in_flight = 0
         self._last_sent: dict[str, str] = {}
 
@@ -88,17 +88,22 @@ class ScriptedAgent:
         self._record(call, request, rule)
         answer = self._answer(call, request, rule)
         if not isinstance(answer, Response):
-            return self._counted(answer)
+            return self._counted(answer, request)
         self.max_in_flight = max(self.max_in_flight, self.in_flight + 1)
         return answer
 
-    async def _counted(self, answer: Awaitable[Response]) -> Response:
-        self.in_flight += 1
+    @property
+    def in_flight(self) -> int:
+        """Requests without an answer whose clients still wait for one."""
+        return sum(not request.was_left() for request in self._in_flight.values())
+
+    async def _counted(self, answer: Awaitable[Response], request: Request) -> Response:
+        self._in_flight[request.connection] = request
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
             return await answer
         finally:
-            self.in_flight -= 1
+            del self._in_flight[request.connection]
 
     def _read(self, request: Request) -> Call:
         http = f"{request.method} {request.path}"

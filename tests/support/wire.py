@@ -17,12 +17,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
+_ESTABLISHED = 1  # TCP_INFO's first byte, on Linux
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with zero seconds: the kernel answers with RST, not FIN
 
 
 @dataclass(slots=True)
 class Request:
-    """One request; ``closed`` resolves when the client's connection is gone."""
+    """One request; ``closed`` resolves when the client's connection is gone, ``was_left`` knows it even earlier."""
 
     method: str
     path: str
@@ -31,6 +32,7 @@ class Request:
     body: bytes
     connection: int
     closed: asyncio.Future[None]
+    was_left: Callable[[], bool]  #: the client has closed its end, though the loop may not have come to it yet
 
 
 @dataclass(slots=True)
@@ -97,6 +99,12 @@ class _Connection(asyncio.Protocol):
         if not self._closed.done():
             self._closed.set_result(None)
 
+    def _was_left(self) -> bool:
+        if self._transport.is_closing() or not hasattr(socket, "TCP_INFO"):
+            return self._transport.is_closing()
+        kernel: bytes = self._transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
+        return kernel[0] != _ESTABLISHED
+
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         self._advance()
@@ -141,7 +149,7 @@ class _Connection(asyncio.Protocol):
         del self._buffer[:body_end]
         method, target, _ = lines[0].split(" ", 2)
         path, _, query = target.partition("?")
-        return Request(method, path, query, headers, body, self.number, self._closed)
+        return Request(method, path, query, headers, body, self.number, self._closed, self._was_left)
 
     def _write(self, response: Response, request: Request) -> None:
         if response.end == "hang":

@@ -109,6 +109,8 @@ class Child:
 
     def failure(self) -> ProcessFailed:
         """What to raise about it."""
+        if self._has_said_all:
+            self.wait(STOP_WITHIN_S)  # its output ends a moment before itself
         code = None if self._process is None or self.is_alive else self._process.wait()
         what = f"ended with exit code {code}" if code is not None else "does not get ready"
         unseen = self.lines()[-15:] if self._on_line is None else []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redis import RedisError
 
-from bench import client, door, latency, parked, throughput
+from bench import client, door, follower, latency, parked, throughput
 from bench.document import write
 from bench.machine import facts
 from bench.progress import say
@@ -25,6 +25,7 @@ SUBJECTS: dict[str, Callable[[Scale], list[Row]]] = {
     "parked": parked.measure,
     "door": door.measure,
     "client": client.measure,
+    "follower": follower.measure,
 }
 
 #: Figures from fewer rounds are not worth keeping.

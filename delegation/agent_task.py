@@ -71,6 +71,9 @@ class AgentTask:
     status_at: str = ""  #: RFC 3339 UTC where readable, else as the agent wrote it
     artifacts: tuple[Artifact, ...] = ()
     last_agent_text: str = ""  #: last ROLE_AGENT message of the history
+    status_message_id: str = ""  #: messageId of status.message
+    history_message_ids: frozenset[str] = frozenset()  #: of the history as far as the agent sent it
+    is_whole: bool = True  #: False: put together from a stream that left gaps; only a GetTask tells the artifacts
 
     @property
     def text(self) -> str:
@@ -88,16 +91,29 @@ class AgentMessage:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DataPart:
+    """A JSON value to send, as the caller gave it."""
+
+    value: Any
+    media_type: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OutgoingMessage:
     """One message to an agent. The same ``message_id`` on every attempt of one turn."""
 
     message_id: str
     context_id: ContextId
     text: str
-    data: tuple[Any, ...] = ()  #: further data parts, JSON values
+    data: tuple[DataPart, ...] = ()  #: further data parts
     extra_texts: tuple[str, ...] = ()  #: further text parts
     agent_task_id: AgentTaskId | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The text parts, in order; what is said in data alone has none."""
+        return tuple(text for text in (self.text, *self.extra_texts) if text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

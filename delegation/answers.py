@@ -11,17 +11,18 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
-from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, Artifact, ContextId, read_state
+from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, Artifact, ContextId, TaskState, read_state
 from delegation.errors import AnswerTooLarge, CallAmbiguous
 
-#: Ids go into URL paths unescaped by the SDK's HTTP+JSON transport, hence no slash, percent sign or dot segments.
-#: Ids that may stand in a path unescaped, as the SDK's HTTP+JSON client puts them there.
+#: Ids that may stand in a path unescaped, as the SDK's HTTP+JSON client puts them there: no slash, no dot segments.
 PATH_SAFE_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}")
 _READABLE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 MAX_DEPTH = 64
+LONGEST_MESSAGE_ID = 256
 MAX_ARTIFACTS = 1_000
 MAX_PARTS = 10_000
 
@@ -58,20 +59,46 @@ def read_task(raw: object) -> AgentTask:
     """A `Task` (spec section 4.1.1). CallAmbiguous without an id that we can use."""
     if not isinstance(raw, dict):
         raise CallAmbiguous(f"the agent's task is {_kind(raw)}, not an object")
-    status = _object(raw.get("status"))
-    message = _object(status.get("message"))
-    status_parts, status_text = _read_parts(message.get("parts"))
-    state = read_state(status.get("state"))
+    status = read_status(raw.get("status"))
     return AgentTask(
-        id=_read_task_id(raw.get("id")),
-        context_id=ContextId(_text(raw.get("contextId"))),
-        state=state,
-        raw_state=_text(status.get("state"))[:80] if "state" in status else "",
-        status_text=status_text,
-        status_parts=status_parts,
-        status_at=read_timestamp(status.get("timestamp")),
+        id=read_task_id(raw.get("id")),
+        context_id=ContextId(read_text(raw.get("contextId"))),
+        state=status.state,
+        raw_state=status.raw_state,
+        status_text=status.text,
+        status_parts=status.parts,
+        status_at=status.at,
+        status_message_id=status.message_id,
         artifacts=_read_artifacts(raw.get("artifacts")),
         last_agent_text=_read_last_agent_text(raw.get("history")),
+        history_message_ids=frozenset(history_message_ids(raw)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskStatus:
+    """A2A's `TaskStatus` (spec section 4.1.2); ``raw_state`` keeps the spelling of a state that is none of A2A's."""
+
+    state: TaskState | None
+    raw_state: str
+    text: str
+    parts: tuple[dict[str, Any], ...]
+    at: str
+    message_id: str
+
+
+def read_status(raw: object) -> TaskStatus:
+    """A status: of a task, or of an update to one."""
+    status = _object(raw)
+    message = _object(status.get("message"))
+    parts, text = _read_parts(message.get("parts"))
+    return TaskStatus(
+        state=read_state(status.get("state")),
+        raw_state=read_text(status.get("state"))[:80],
+        text=text,
+        parts=parts,
+        at=read_timestamp(status.get("timestamp")),
+        message_id=read_text(message.get("messageId"))[:LONGEST_MESSAGE_ID],
     )
 
 
@@ -83,11 +110,11 @@ def read_send_answer(raw: object) -> AgentTask | AgentMessage:
     if task is not None and message is None:
         return read_task(task)
     if message is not None and task is None:
-        return _read_message(message)
+        return read_message(message)
     if task is None and "id" in raw and "status" in raw:
         return read_task(raw)
     if task is None and "messageId" in raw and "parts" in raw:
-        return _read_message(raw)
+        return read_message(raw)
     members = one_line(", ".join(map(str, list(raw)[:8])), 100)
     raise CallAmbiguous(f"the answer to the message is neither a task nor a message (members: {members or 'none'})")
 
@@ -119,11 +146,11 @@ def read_timestamp(value: object) -> str:
         return ""
     found = _TIMESTAMP.fullmatch(value.strip())
     if not found:
-        return _text(value)[:64]
+        return read_text(value)[:64]
     try:
         return _format_time(_as_time(found))
     except (ValueError, OverflowError):
-        return _text(value)[:64]
+        return read_text(value)[:64]
 
 
 def _as_time(found: re.Match[str]) -> datetime:
@@ -147,18 +174,20 @@ def _format_time(time: datetime) -> str:
     return time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _read_task_id(value: object) -> AgentTaskId:
+def read_task_id(value: object) -> AgentTaskId:
+    """An id that we can send back; CallAmbiguous for any other."""
     if not isinstance(value, str) or not _READABLE_ID.fullmatch(value):
         shown = f" {one_line(value, 40)!r}" if isinstance(value, str) else ""
         raise CallAmbiguous(f"the agent's task has no usable id{shown}")
     return AgentTaskId(value)
 
 
-def _read_message(raw: object) -> AgentMessage:
+def read_message(raw: object) -> AgentMessage:
+    """A `Message` (spec section 4.1.4); CallAmbiguous when it is not even an object."""
     if not isinstance(raw, dict):
         raise CallAmbiguous(f"the agent's message is {_kind(raw)}, not an object")
     parts, text = _read_parts(raw.get("parts"))
-    return AgentMessage(text=text, context_id=ContextId(_text(raw.get("contextId"))), parts=parts)
+    return AgentMessage(text=text, context_id=ContextId(read_text(raw.get("contextId"))), parts=parts)
 
 
 def _read_last_agent_text(history: object) -> str:
@@ -178,11 +207,11 @@ def _read_artifacts(raw: object) -> tuple[Artifact, ...]:
 
 def _read_artifact(raw: dict[str, Any]) -> Artifact:
     parts, text = _read_parts(raw.get("parts"))
-    media_types = (_text(part.get("mediaType")) for part in parts)
+    media_types = (read_text(part.get("mediaType")) for part in parts)
     return Artifact(
-        id=_text(raw.get("artifactId")),
-        name=_text(raw.get("name")),
-        description=_text(raw.get("description")),
+        id=read_text(raw.get("artifactId")),
+        name=read_text(raw.get("name")),
+        description=read_text(raw.get("description")),
         media_type=next(filter(None, media_types), ""),
         text=text,
         size=_size(raw),
@@ -237,7 +266,7 @@ def _is_content(name: str, value: object) -> bool:
 def _storable(value: Any, depth: int) -> Any:
     """`value` as JSON that every reader of ours takes: no lone surrogate, no infinity, at most `depth` levels."""
     if isinstance(value, str):
-        return _text(value)
+        return read_text(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
     if not isinstance(value, dict | list):
@@ -246,10 +275,10 @@ def _storable(value: Any, depth: int) -> Any:
         raise RecursionError
     if isinstance(value, list):
         return [_storable(item, depth - 1) for item in value]
-    return {_text(key): _storable(item, depth - 1) for key, item in value.items()}
+    return {read_text(key): _storable(item, depth - 1) for key, item in value.items()}
 
 
-def _text(value: object) -> str:
+def read_text(value: object) -> str:
     """A string that can be encoded: JSON escapes allow lone surrogates, UTF-8 does not."""
     if not isinstance(value, str):
         return ""

@@ -20,11 +20,11 @@ from delegation.origins import Origin, read_origin
 from delegation.outbound import GuardedTransport
 from delegation.replies import HTTP_JSON, JSONRPC, Question, explain_status, read_reply
 from delegation.settings import AgentSettings
+from delegation.task_extension import TASK_EXTENSION
 
 CARD_PATH = "/.well-known/agent-card.json"
 CARD_DEADLINE_S = 10.0
-#: Extensions this project implements: none yet.
-IMPLEMENTED_EXTENSIONS: frozenset[str] = frozenset()
+IMPLEMENTED_EXTENSIONS = frozenset({TASK_EXTENSION})
 BINDINGS = (JSONRPC, HTTP_JSON)
 
 _VERSION_1_0 = re.compile(r"1\.0(\.\d+)?")
@@ -63,6 +63,7 @@ class CheckedCard:
     version: str
     interface: Interface
     can_push: bool
+    can_stream: bool = False
     skills: tuple[Skill, ...] = ()
     extensions: tuple[Extension, ...] = ()
     fetched_at: str = ""  #: RFC 3339, UTC
@@ -70,6 +71,7 @@ class CheckedCard:
 
     @property
     def active_extensions(self) -> tuple[str, ...]:
+        """Those that both sides have: what `A2A-Extensions` names, and nothing else (a peer refuses strange ones)."""
         return tuple(sorted({e.uri for e in self.extensions} & IMPLEMENTED_EXTENSIONS))
 
 
@@ -141,6 +143,7 @@ def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> Check
         version=version,
         interface=choose_interface(agent, interfaces),
         can_push=_flag(capabilities, "pushNotifications"),
+        can_stream=_flag(capabilities, "streaming"),
         skills=tuple(_read_skill(skill) for skill in skills),
         extensions=extensions,
         fetched_at=fetched_at,

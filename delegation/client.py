@@ -7,15 +7,17 @@ unreadable field and leaks many kinds of exceptions, so it is given a stand-in f
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 from a2a.client import Client, ClientConfig, ClientFactory
 from a2a.types import (
+    AgentCapabilities,
     AgentCard,
     AgentInterface,
     AuthenticationInfo,
@@ -28,17 +30,22 @@ from a2a.types import (
     Role,
     SendMessageConfiguration,
     SendMessageRequest,
+    SubscribeToTaskRequest,
     TaskPushNotificationConfig,
 )
 from google.protobuf.struct_pb2 import Value
 
 from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
 from delegation.answers import PATH_SAFE_ID, find_tasks, history_message_ids, read_send_answer, read_task
-from delegation.cards import CheckedCard, standard_headers
-from delegation.errors import AgentError, AgentRefused, AgentUnreachable, CallAmbiguous
+from delegation.cards import CheckedCard
+from delegation.errors import AgentError, AgentRefused, AgentUnreachable, CallAmbiguous, MethodNotOffered
+from delegation.events import PreparedRequest, read_event, read_stream_response
+from delegation.http_client import build_http
 from delegation.outbound import Exchange, GuardedTransport, drive, exchanging
+from delegation.outgoing import json_restorer, metadata_of
 from delegation.replies import JSONRPC, Question, read_reply
 from delegation.settings import AgentSettings, LimitSettings
+from delegation.streamed_task import StreamedTask
 
 #: Enough to hold the agent's last message, which may stand before one of ours.
 HISTORY = 2
@@ -61,6 +68,8 @@ class _Method:
 
 
 _SEND = _Method(name="SendMessage", result='{"task":{}}', names_task=False)
+_STREAM = _Method(name="SendStreamingMessage", result='{"message":{}}', names_task=False)
+_SUBSCRIBE = _Method(name="SubscribeToTask", result='{"message":{}}')
 _GET = _Method(name="GetTask")
 _LIST = _Method(name="ListTasks", names_task=False)
 _CANCEL = _Method(name="CancelTask")
@@ -82,28 +91,60 @@ class AgentClient:
         *,
         transport: GuardedTransport,
         limits: LimitSettings,
+        stream_start_s: float = 10.0,
     ) -> None:
         self.agent_id = agent.id
         self.card = card
         self._participant_id = participant_id
         self._binding = card.interface.binding
         self._max_bytes = limits.answer_bytes
+        self._event_bytes = limits.event_bytes
+        self._stream_start_s = stream_start_s
         self._secrets = tuple(value for value in agent.headers.values() if len(value) >= 8)
-        self._sdk = _build_sdk_client(card, _build_http(agent, card, participant_id, transport))
+        http = build_http(agent, card, participant_id, transport)
+        self._sdk = _build_sdk_client(card, http, streaming=False)
+        self._streaming_sdk = _build_sdk_client(card, http, streaming=True)
+
+    def start_task(
+        self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
+    ) -> AgentTask | AgentMessage:
+        """Send the first message, and hear by a stream, where the card offers any, how it is taken.
+
+        The stream is closed once the task is past SUBMITTED, or `stream_start_s` after the call began if a task is
+        known by then. However a stream ends that has named a task: the task as known so far is the answer. Raises as
+        `send_message` does; only after an error that says streams are not offered is the message sent once more.
+        """
+        until = time.monotonic() + deadline_s
+        if self.card.can_stream:
+            try:
+                return self._taken(message, self._hear_start(message, push, until))
+            except MethodNotOffered:
+                pass  # the card promised too much; nothing was started
+        return self.send_message(message, push=push, deadline_s=until - time.monotonic())
 
     def send_message(
         self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
     ) -> AgentTask | AgentMessage:
-        """SendMessage with `returnImmediately`. PushNotAccepted: nothing was started, send again without `push`."""
+        """SendMessage with `returnImmediately`. PushNotAccepted: nothing was started, send again without `push`.
+
+        The answer to a follow-up is about its task, or CallAmbiguous.
+        """
         result = self._call(
             _SEND,
             lambda: _exhaust(self._sdk.send_message(self._build_send(message, push))),
             deadline_s,
             push=push,
-            edit_body=self._restore_json(message) if _holds_json(message) else None,
+            edit_body=json_restorer(message, self._participant_id, self._binding),
         )
-        answer = read_send_answer(result)
-        return self._usable(answer) if isinstance(answer, AgentTask) else answer
+        return self._taken(message, read_send_answer(result))
+
+    def _taken(self, message: OutgoingMessage, answer: AgentTask | AgentMessage) -> AgentTask | AgentMessage:
+        if isinstance(answer, AgentMessage):
+            return answer
+        if message.agent_task_id is None:
+            return self._usable(answer)
+        task = _same_task(answer, message.agent_task_id)
+        return task if task.context_id else replace(task, context_id=message.context_id)
 
     def _usable(self, task: AgentTask) -> AgentTask:
         """HTTP+JSON puts the id into a path, where some ids would be another request."""
@@ -111,9 +152,29 @@ class AgentClient:
             raise CallAmbiguous("the agent's task has an id that cannot stand in a path")
         return task
 
-    def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask:
-        """GetTask. An answer about another task is CallAmbiguous."""
-        request = GetTaskRequest(id=agent_task_id, history_length=HISTORY)
+    def subscription(self, agent_task_id: AgentTaskId) -> PreparedRequest:
+        """The SubscribeToTask request as the SDK builds it, for whoever holds streams; nothing is sent.
+
+        Raises MethodNotOffered where the card offers no streams, AgentRefused if the request cannot be built.
+        """
+        if not self.card.can_stream:
+            raise MethodNotOffered("SubscribeToTask: the card offers no streams")
+        request = SubscribeToTaskRequest(id=agent_task_id)
+        exchange = self._new_exchange(_SUBSCRIBE, float("inf"), only_build=True)
+        self._perform(_SUBSCRIBE, lambda: _exhaust(self._streaming_sdk.subscribe(request)), exchange)
+        built = exchange.request
+        assert built is not None
+        return PreparedRequest(
+            method=built.method.decode(),
+            url=exchange.url,
+            headers=list(built.headers),
+            content=exchange.request_body,
+            question=self._question(_SUBSCRIBE, exchange, None),
+        )
+
+    def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float, history: int = HISTORY) -> AgentTask:
+        """GetTask with the last `history` messages. An answer about another task is CallAmbiguous."""
+        request = GetTaskRequest(id=agent_task_id, history_length=history)
         return _same_task(read_task(self._call(_GET, lambda: self._sdk.get_task(request), deadline_s)), agent_task_id)
 
     def cancel_task(self, agent_task_id: AgentTaskId, *, deadline_s: float) -> AgentTask:
@@ -162,6 +223,40 @@ class AgentClient:
         )
         return self._call(_LIST, lambda: self._sdk.list_tasks(request), deadline_s)
 
+    def _hear_start(self, message: OutgoingMessage, push: PushConfig | None, until: float) -> AgentTask | AgentMessage:
+        """SendStreamingMessage, read as far as `start_task` needs it."""
+        hear_until = time.monotonic() + self._stream_start_s
+        heard = StreamedTask()
+        exchange = self._new_exchange(
+            _STREAM, until, edit_body=json_restorer(message, self._participant_id, self._binding)
+        )
+        question = functools.cache(lambda: self._question(_STREAM, exchange, push))
+
+        def hear(payload: bytes) -> bool:
+            _take_in(heard, question(), payload)
+            if heard.is_known:
+                exchange.deadline_at = min(until, hear_until)
+            return heard.has_begun
+
+        exchange.on_event = hear
+        try:
+            self._perform(
+                _STREAM, lambda: _exhaust(self._streaming_sdk.send_message(self._build_send(message, push))), exchange
+            )
+            if not exchange.is_stream:  # some agents answer with a plain result, or an error (case C049)
+                result = read_reply(question(), exchange.status, exchange.headers, exchange.body)
+                heard.hear(read_stream_response(result))
+        except AgentError:
+            if not heard.is_known:
+                raise
+            heard.break_off()
+        if exchange.was_cut:
+            heard.break_off()
+        answer = heard.result
+        if answer is None:
+            raise CallAmbiguous("SendStreamingMessage: the answer ended without a task or a message")
+        return answer
+
     def _call(
         self,
         method: _Method,
@@ -171,13 +266,22 @@ class AgentClient:
         push: PushConfig | None = None,
         edit_body: Callable[[bytes], bytes] | None = None,
     ) -> Any:
-        """One exchange. The only place where anything the SDK may raise becomes one of our errors."""
-        exchange = Exchange(
-            deadline_at=time.monotonic() + deadline_s,
+        """One exchange, and what its answer says."""
+        exchange = self._new_exchange(method, time.monotonic() + deadline_s, edit_body=edit_body)
+        self._perform(method, start, exchange)
+        return read_reply(self._question(method, exchange, push), exchange.status, exchange.headers, exchange.body)
+
+    def _new_exchange(self, method: _Method, deadline_at: float, **options: Any) -> Exchange:
+        return Exchange(
+            deadline_at=deadline_at,
             max_bytes=self._max_bytes,
+            event_bytes=self._event_bytes,
             stand_in=method.stand_in(self._binding),
-            edit_body=edit_body,
+            **options,
         )
+
+    def _perform(self, method: _Method, start: Callable[[], Coroutine[Any, Any, Any]], exchange: Exchange) -> None:
+        """The only place where anything the SDK may raise becomes one of our errors."""
         try:
             with exchanging(exchange):
                 drive(start())
@@ -187,7 +291,9 @@ class AgentClient:
             if not exchange.status:
                 raise _explain(method, error, exchange) from error
             # The answer is here all the same; what the SDK thought of its stand-in does not matter.
-        question = Question(
+
+    def _question(self, method: _Method, exchange: Exchange, push: PushConfig | None) -> Question:
+        return Question(
             method=method.name,
             binding=self._binding,
             request_id=_request_id(exchange.request_body) if self._binding == JSONRPC else "",
@@ -195,11 +301,11 @@ class AgentClient:
             had_push_config=push is not None,
             secrets=(*self._secrets, push.token) if push else self._secrets,
         )
-        return read_reply(question, exchange.status, exchange.headers, exchange.body)
 
     def _build_send(self, message: OutgoingMessage, push: PushConfig | None) -> SendMessageRequest:
-        texts = [Part(text=text) for text in (message.text, *message.extra_texts)]
-        data = [Part(data=Value(null_value=0)) for _ in message.data]  # type: ignore[arg-type]  # see _restore_json
+        texts = [Part(text=text) for text in message.texts]
+        null = Value(null_value=0)  # type: ignore[arg-type]  # see outgoing.py
+        data = [Part(data=null, media_type=part.media_type) for part in message.data]
         request = SendMessageRequest(
             message=Message(
                 message_id=message.message_id,
@@ -207,7 +313,11 @@ class AgentClient:
                 task_id=message.agent_task_id or "",
                 role=Role.ROLE_USER,
                 parts=[*texts, *data],
-                metadata={key: value for key, value in self._metadata(message).items() if isinstance(value, str)},
+                metadata={
+                    key: value
+                    for key, value in metadata_of(message, self._participant_id).items()
+                    if isinstance(value, str)
+                },
             ),
             configuration=SendMessageConfiguration(return_immediately=True, history_length=HISTORY),
         )
@@ -215,61 +325,8 @@ class AgentClient:
             request.configuration.task_push_notification_config.CopyFrom(_build_push_config(push))
         return request
 
-    def _metadata(self, message: OutgoingMessage) -> dict[str, Any]:
-        """What a delegation was opened with wins over our settings: agents know its sender by that id."""
-        return {"participant_id": self._participant_id, **message.metadata}
 
-    def _restore_json(self, message: OutgoingMessage) -> Callable[[bytes], bytes]:
-        """Put the caller's own JSON into the request: by way of protobuf its integers would become floats."""
-
-        def edit(body: bytes) -> bytes:
-            request = json.loads(body)
-            sent = (request["params"] if self._binding == JSONRPC else request)["message"]
-            for part, value in zip(sent["parts"][1 + len(message.extra_texts) :], message.data, strict=True):
-                part["data"] = value
-            sent["metadata"] = self._metadata(message)
-            return json.dumps(request, allow_nan=False).encode()
-
-        return edit
-
-
-class _NoCookies(httpx.Cookies):
-    def extract_cookies(self, response: httpx.Response) -> None:
-        """Keep none: what one agent sets must not reach another on the same host."""
-
-
-class _CookielessClient(httpx.AsyncClient):
-    """The SDK's HTTP client over our transport."""
-
-    @property
-    def cookies(self) -> httpx.Cookies:
-        return _NO_COOKIES
-
-    @cookies.setter
-    def cookies(self, cookies: object) -> None:
-        raise NotImplementedError("no cookies are kept")
-
-
-_NO_COOKIES = _NoCookies()
-
-
-def _holds_json(message: OutgoingMessage) -> bool:
-    return bool(message.data) or not all(isinstance(value, str) for value in message.metadata.values())
-
-
-def _build_http(
-    agent: AgentSettings, card: CheckedCard, participant_id: str, transport: GuardedTransport
-) -> httpx.AsyncClient:
-    return _CookielessClient(
-        transport=transport,
-        headers=standard_headers(agent, participant_id, extensions=card.active_extensions),
-        timeout=httpx.Timeout(None),  # the exchange's deadline bounds every wait
-        follow_redirects=False,
-        trust_env=False,
-    )
-
-
-def _build_sdk_client(card: CheckedCard, client: httpx.AsyncClient) -> Client:
+def _build_sdk_client(card: CheckedCard, client: httpx.AsyncClient, *, streaming: bool) -> Client:
     """The SDK gets a card with the one interface that was checked, so it cannot choose another."""
     interface = AgentInterface(
         url=card.interface.url,
@@ -277,9 +334,16 @@ def _build_sdk_client(card: CheckedCard, client: httpx.AsyncClient) -> Client:
         protocol_version=card.interface.protocol_version,
         tenant=card.interface.tenant,
     )
-    config = ClientConfig(streaming=False, httpx_client=client, supported_protocol_bindings=[card.interface.binding])
+    config = ClientConfig(
+        streaming=streaming, httpx_client=client, supported_protocol_bindings=[card.interface.binding]
+    )
     return ClientFactory(config).create(
-        AgentCard(name=card.name, version=card.version, supported_interfaces=[interface])
+        AgentCard(
+            name=card.name,
+            version=card.version,
+            supported_interfaces=[interface],
+            capabilities=AgentCapabilities(streaming=streaming),
+        )
     )
 
 
@@ -297,6 +361,16 @@ def _same_task(task: AgentTask, asked: AgentTaskId) -> AgentTask:
     if task.id != asked:
         raise CallAmbiguous("the agent answered about another task than the one asked for")
     return task
+
+
+def _take_in(heard: StreamedTask, question: Question, payload: bytes) -> None:
+    try:
+        heard.hear(read_event(question, payload))
+    except AgentRefused as error:
+        if not heard.events:
+            raise
+        # Certain is a refusal as the first thing said alone: after others, the agent may have begun.
+        raise CallAmbiguous(error.detail, error.a2a_code) from error
 
 
 def _request_id(body: bytes) -> str:

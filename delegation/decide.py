@@ -1,20 +1,37 @@
 """What may happen to a delegation: pure functions from a loaded record and an event to a :class:`Change`.
 
-In the order things happen: :func:`choose_start`, the answers to a send, :func:`transition` for an answer to GetTask,
-the failures of calls, the ends of our own making, and :func:`choose_steps` for a due entry.
+In the order things happen: :func:`choose_start`, looking for a send whose answer was lost, :func:`transition` for what
+an agent answers, turns, the failures of calls. How it ends is in ``endings.py``, what a due entry needs in ``due.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from delegation.agent_task import AgentMessage, AgentTask, Artifact, TaskState
-from delegation.errors import AgentBusy, AgentError
-from delegation.state import Brief, Cause, Change, Delegation, HistoryEntry, Outcome, Phase, Progress, Reason, Rules
+from delegation.agent_task import AgentTask, TaskState
+from delegation.answers import one_line
+from delegation.endings import abandon, cut, ended_at_agent, fail
+from delegation.errors import AgentBusy, AgentError, AgentUnreachable, AnswerTooLarge, CallAmbiguous, CircuitOpen
+from delegation.notes import note
+from delegation.questions import hear_question, is_new, reopen, why_no_further_round
+from delegation.state import (
+    Brief,
+    Cause,
+    Change,
+    Delegation,
+    HistoryEntry,
+    Moment,
+    Phase,
+    Progress,
+    Reason,
+    Rules,
+)
 from delegation.watch import backoff_s, next_look_at
+
+#: Names of artifacts that are shown while the agent works.
+MOST_ARTIFACT_NAMES = 20
 
 
 class StartAction(StrEnum):
@@ -22,27 +39,8 @@ class StartAction(StrEnum):
 
     SEND = "send"
     LOOK_UP = "look_up"  #: a send may have gone through: ask the agent before sending again
+    CANCEL = "cancel"  #: nothing was sent, and nothing needs to be
     NOTHING = "nothing"
-
-
-class Step(StrEnum):
-    """A step that a due entry leads to; the values are our Celery tasks' names."""
-
-    START = "delegation.start_agent_task"
-    WAKE = "delegation.wake"
-    FINALIZE = "delegation.finalize"
-    EXPIRE = "delegation.expire"
-    CLEAN_UP = "delegation.clean_up"
-    RELEASE = "delegation.release"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Moment:
-    """When and by which numbers a decision is made. ``rand`` in [0, 1) spreads the next looks."""
-
-    now: float
-    rules: Rules
-    rand: float = 0.5
 
 
 # ---------------------------------------------------------------- starting
@@ -52,12 +50,19 @@ def choose_start(delegation: Delegation, moment: Moment) -> StartAction:
     """Send, or first find out whether an earlier send went through (docs/design.md §5, the send)."""
     if delegation.phase not in (Phase.OPENED, Phase.STARTING) or is_leased(delegation, moment.now):
         return StartAction.NOTHING
-    return StartAction.SEND if delegation.progress.intent_at is None else StartAction.LOOK_UP
+    if delegation.progress.intent_at is not None:
+        return StartAction.LOOK_UP
+    return StartAction.SEND if delegation.cancel_until is None else StartAction.CANCEL
 
 
 def is_leased(delegation: Delegation, now: float) -> bool:
     """Another step is at work on this delegation."""
     return (delegation.timers.lease_until or 0.0) > now
+
+
+def attempted(delegation: Delegation) -> Delegation:
+    """A step begins; the count goes back to 0 when one ends."""
+    return replace(delegation, progress=replace(delegation.progress, attempts=delegation.progress.attempts + 1))
 
 
 def is_poisoned(delegation: Delegation, rules: Rules) -> bool:
@@ -77,7 +82,8 @@ def look_up_came_back_empty(delegation: Delegation, moment: Moment) -> Change:
     if lookups >= 2 and moment.now >= sure_at:
         return forget_intent(delegation, moment)
     progress = replace(progress, empty_lookups=lookups, failures=0, failing_since=None, attempts=0)
-    return Change(after=_look_again(replace(delegation, progress=progress), max(sure_at, moment.now + 1.0)))
+    at = max(sure_at, moment.now + 1.0)
+    return Change(after=_look_again(replace(delegation, progress=progress), at), reached=True)
 
 
 def forget_intent(delegation: Delegation, moment: Moment) -> Change:
@@ -101,25 +107,7 @@ def adopted(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
     )
     after = _look_again(replace(delegation, phase=Phase.WATCHING, progress=progress), moment.now)
     story = (HistoryEntry(cause=Cause.SENT, state=progress.state, text="found in the agent's list of tasks"),)
-    return Change(after=after, history=story, counts=("sends_reconciled",))
-
-
-def answered_directly(delegation: Delegation, message: AgentMessage, moment: Moment) -> Change:
-    """A Message instead of a Task: COMPLETED with that text, nothing to watch, nothing to cancel."""
-    progress = replace(
-        delegation.progress,
-        state=TaskState.COMPLETED,
-        context_id=message.context_id or None,
-        intent_at=None,
-        push_config=False,
-        attempts=0,
-        updated_at=moment.now,
-    )
-    after = replace(delegation, progress=progress)
-    artifacts: tuple[Artifact, ...] = ()
-    if not all("text" in part for part in message.parts):  # more than its text says
-        artifacts = (Artifact(id="message", name="message", text=message.text, parts=message.parts),)
-    return settle(after, TaskState.COMPLETED, cause=Cause.SENT, moment=moment, text=message.text, artifacts=artifacts)
+    return Change(after=after, history=story, counts=("sends_reconciled",), reached=True)
 
 
 # ---------------------------------------------------------------- hearing
@@ -131,14 +119,23 @@ def transition(delegation: Delegation, task: AgentTask, *, cause: Cause, moment:
         return Change(after=delegation)
     before = delegation.progress
     progress = _heard(before, task, moment)
+    if before.turn_intent_at is not None and cause is not Cause.REPLY and progress.question == before.question:
+        # Whether a reply arrived is not known yet, and this answer does not tell.
+        progress = replace(progress, turn_intent_at=before.turn_intent_at)
     after = replace(delegation, phase=Phase.WATCHING, progress=progress)
-    if progress.state.is_terminal:
-        text = task.text if progress.state is TaskState.COMPLETED else task.status_text or task.last_agent_text
-        return settle(after, progress.state, cause=cause, moment=moment, text=text, artifacts=task.artifacts)
-    story = () if cause is not Cause.SENT and not _is_news(before, progress) else (_entry(cause, progress),)
-    if progress.unknown_state and progress.unknown_state != before.unknown_state:
-        story = (HistoryEntry(cause=cause, state=progress.state, text=f"unknown_state {progress.unknown_state}"),)
-    return Change(after=_schedule(after, moment), history=story)
+    if progress.state.is_terminal and task.is_whole:
+        return ended_at_agent(after, task, cause=cause, moment=moment)
+    if not task.is_whole:  # a stream left gaps, perhaps only the end of it: GetTask tells
+        so_far = replace(progress, state=before.state if progress.state.is_terminal else progress.state)
+        so_far = replace(so_far, question=before.question)
+        after = _look_again(replace(after, progress=so_far), moment.now)
+        return Change(after=after, history=_story(before, so_far, cause=cause), reached=True)
+    if why := why_no_further_round(before, progress, moment.rules):
+        return fail(abandon(after), *why, cause=cause, moment=moment)
+    told = note(after, progress.state, task.status_text) if is_new(before, progress) else ""
+    return Change(
+        after=_schedule(after, moment), history=_story(before, progress, cause=cause), note=told, reached=True
+    )
 
 
 def _heard(before: Progress, task: AgentTask, moment: Moment) -> Progress:
@@ -148,12 +145,15 @@ def _heard(before: Progress, task: AgentTask, moment: Moment) -> Progress:
         before,
         state=state,
         unknown_state="" if task.state else repr(task.raw_state[:60]),
-        status_text=_cut(task.status_text, moment.rules.status_text_chars),
+        status_text=cut(task.status_text, moment.rules.status_text_chars),
         status_parts=task.status_parts if state.is_interrupted else (),
         status_at=task.status_at,
+        artifact_names=_names(task) if task.artifacts else before.artifact_names,
+        question=hear_question(before, task, state, moment.now),
         agent_task_id=before.agent_task_id or task.id,
         context_id=task.context_id or before.context_id,
         intent_at=None,
+        turn_intent_at=None,
         empty_lookups=0,
         failures=0,
         failing_since=None,
@@ -166,9 +166,26 @@ def _heard(before: Progress, task: AgentTask, moment: Moment) -> Progress:
     return replace(progress, polls=before.polls + 1)
 
 
+def _names(task: AgentTask) -> tuple[str, ...]:
+    names = (one_line(artifact.name or artifact.id, 80) for artifact in task.artifacts[:MOST_ARTIFACT_NAMES])
+    return tuple(filter(None, names))
+
+
 def _is_news(before: Progress, after: Progress) -> bool:
-    keys = ("state", "unknown_state", "status_text", "status_at", "agent_task_id")
+    keys = ("state", "unknown_state", "status_text", "status_at", "agent_task_id", "artifact_names", "question")
     return any(getattr(before, key) != getattr(after, key) for key in keys)
+
+
+def _story(before: Progress, after: Progress, *, cause: Cause) -> tuple[HistoryEntry, ...]:
+    """What the history keeps of an answer: nothing when it brought no news, unless the call was more than a look."""
+    if after.unknown_state and after.unknown_state != before.unknown_state:
+        return (HistoryEntry(cause=cause, state=after.state, text=f"unknown_state {after.unknown_state}"),)
+    if cause in (Cause.SENT, Cause.REPLY, Cause.CANCEL) or _is_news(before, after):
+        new = [name for name in after.artifact_names if name not in before.artifact_names]
+        artifacts = f"artifacts: {', '.join(new)}" if new else ""
+        text = cut(" – ".join(filter(None, (after.status_text, artifacts))), 200)
+        return (HistoryEntry(cause=cause, state=after.state, text=text),)
+    return ()
 
 
 def is_behind(claimed: TaskState | None, state: TaskState) -> bool:
@@ -184,8 +201,100 @@ def _schedule(delegation: Delegation, moment: Moment) -> Delegation:
     progress = replace(progress, refetches=progress.refetches + 1 if again else 0)
     delegation = replace(delegation, progress=progress, claimed=delegation.claimed if again else None)
     poll_at = next_look_at(delegation, now=moment.now, rules=rules, rand=moment.rand)
-    timers = replace(delegation.timers, poll_at=poll_at, refetch_at=refetch_at, publish_at=None)
+    reply_at = moment.now if _is_our_turn(delegation) else None
+    if progress.turn_intent_at is not None:
+        reply_at = delegation.timers.reply_at or moment.now
+    timers = replace(delegation.timers, poll_at=poll_at, refetch_at=refetch_at, publish_at=None, reply_at=reply_at)
     return replace(delegation, timers=timers)
+
+
+# ---------------------------------------------------------------- turns
+
+
+def may_send_reply(delegation: Delegation) -> bool:
+    """A reply waits, and the agent waits for one. Replies leave one by one, each after the answer to the last."""
+    return delegation.phase is Phase.WATCHING and _is_our_turn(delegation)
+
+
+def _is_our_turn(delegation: Delegation) -> bool:
+    has_one = delegation.has_reply_waiting and delegation.progress.turn_intent_at is None
+    return has_one and delegation.state.is_interrupted and not delegation.waits_for_agent
+
+
+def nothing_to_send(delegation: Delegation) -> Change:
+    """It is not our turn: the next question will send what waits."""
+    return Change(after=replace(delegation, timers=replace(delegation.timers, reply_at=None)))
+
+
+def reply_not_sent(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
+    """The reply certainly did not arrive: it waits, and is tried again under the same messageId."""
+    change = postpone(_turn_taken_back(delegation), error, cause=Cause.REPLY, moment=moment)
+    return _with_reply_at(change, change.after.timers.poll_at)
+
+
+def reply_unclear(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
+    """The reply may have arrived; the agent is asked before anything is sent again."""
+    change = postpone(delegation, error, cause=Cause.REPLY, moment=moment)
+    return _with_reply_at(change, change.after.timers.poll_at)
+
+
+def reply_refused(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
+    """The agent refused the reply, perhaps because it is over: asked at once how it is, its question open again."""
+    progress = replace(reopen(delegation.progress), failures=0, failing_since=None, attempts=0)
+    after = _look_again(replace(delegation, progress=progress), moment.now)
+    text = cut(f"reply {progress.turn} refused: {error.detail}", 200)
+    story = (HistoryEntry(cause=Cause.REPLY, state=progress.state, text=text),)
+    return _with_reply_at(Change(after=after, history=story, reached=True), None)
+
+
+def reply_not_found(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
+    """The agent shows the old question and not our reply. The second time, late enough, it was not delivered.
+
+    What a lost answer to a send needs the agent's list for, its history answers here; an agent that keeps none and
+    still asks is told again, under the same messageId.
+    """
+    progress = delegation.progress
+    assert progress.turn_intent_at is not None
+    sure_at = progress.turn_intent_at + moment.rules.lease_s + moment.rules.call_deadline_s
+    if progress.empty_lookups >= 1 and moment.now >= sure_at:
+        change = Change(after=replace(_turn_taken_back(delegation)), counts=("sends_repeated",), reached=True)
+        return _with_reply_at(change, moment.now)
+    change = transition(delegation, task, cause=Cause.SWEEP, moment=moment)
+    lookups = replace(change.after.progress, empty_lookups=progress.empty_lookups + 1)
+    return _with_reply_at(replace(change, after=replace(change.after, progress=lookups)), max(sure_at, moment.now + 1))
+
+
+def reply_to_unknown(delegation: Delegation, moment: Moment) -> Change:
+    """The agent does not know the agent task (now): the reply waits while that is found out."""
+    change = task_not_found(_turn_taken_back(delegation), cause=Cause.REPLY, moment=moment)
+    return change if change.outcome else _with_reply_at(change, change.after.timers.poll_at)
+
+
+def is_delivered(delegation: Delegation, task: AgentTask) -> bool:
+    """Whether the reply whose answer was lost is in the agent's history, or has moved it on."""
+    if delegation.reply_message_id in task.history_message_ids:
+        return True
+    if task.state is None:
+        return False
+    heard = hear_question(delegation.progress, task, task.state, 0.0)
+    return task.state is not delegation.progress.state or heard != delegation.progress.question
+
+
+def _turn_taken_back(delegation: Delegation) -> Delegation:
+    progress = delegation.progress
+    progress = replace(
+        progress,
+        turn=progress.turn - 1,
+        turn_intent_at=None,
+        same_turns=max(0, progress.same_turns - 1),
+        empty_lookups=0,
+        attempts=0,
+    )
+    return replace(delegation, progress=progress)
+
+
+def _with_reply_at(change: Change, at: float | None) -> Change:
+    return replace(change, after=replace(change.after, timers=replace(change.after.timers, reply_at=at)))
 
 
 # ---------------------------------------------------------------- failing calls
@@ -197,11 +306,12 @@ def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment:
     since = before.failing_since if before.failing_since is not None else moment.now
     progress = replace(before, failures=before.failures + 1, failing_since=since, attempts=0)
     wait = backoff_s(progress.failures, moment.rules, moment.rand)
-    if isinstance(error, AgentBusy) and error.retry_after_s is not None:
+    if isinstance(error, AgentBusy | CircuitOpen) and error.retry_after_s is not None:
         wait = max(wait, min(error.retry_after_s, moment.rules.retry_after_max_s))
     after = _look_again(replace(delegation, progress=progress), moment.now + wait)
     story = (HistoryEntry(cause=cause, state=before.state, text=f"{error.code}: {error.detail}"),)
-    return Change(after=after, history=story if before.failures == 0 else ())
+    missed = isinstance(error, AgentUnreachable | CallAmbiguous) and not isinstance(error, AnswerTooLarge)
+    return Change(after=after, history=story if before.failures == 0 else (), reached=False if missed else None)
 
 
 def not_started(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
@@ -224,108 +334,12 @@ def task_not_found(delegation: Delegation, *, cause: Cause, moment: Moment) -> C
         return fail(after, Reason.AGENT_TASK_LOST, "the agent no longer knows this task", cause=cause, moment=moment)
     wait = rules.lost_after_s / (rules.lost_answers - 1)
     story = (HistoryEntry(cause=cause, state=before.state, text="agent task not found"),)
-    return Change(after=_look_again(after, moment.now + wait), history=story)
+    return Change(after=_look_again(after, moment.now + wait), history=story, reached=True)
 
 
 def _look_again(delegation: Delegation, at: float) -> Delegation:
     timers = replace(delegation.timers, poll_at=at, refetch_at=None, publish_at=None)
     return replace(delegation, timers=timers)
-
-
-# ---------------------------------------------------------------- ends
-
-
-def settle(
-    delegation: Delegation,
-    state: TaskState,
-    *,
-    cause: Cause,
-    moment: Moment,
-    text: str = "",
-    reason: Reason | None = None,
-    artifacts: tuple[Artifact, ...] = (),
-) -> Change:
-    """The end of a delegation: its outcome, and what is left to remove at the agent."""
-    short = _cut_bytes(text, moment.rules.message_text_bytes)
-    progress = delegation.progress
-    outcome = Outcome(
-        delegation_id=delegation.id,
-        agent=delegation.agent,
-        state=state,
-        text=short,
-        truncated=short != text,
-        artifacts=tuple(
-            {"id": a.id, "name": a.name, "media_type": a.media_type, "size": a.size} for a in artifacts[:100]
-        ),
-        reason=reason.value if reason else None,
-        agent_task_id=progress.agent_task_id,
-        context_id=progress.context_id,
-    )
-    content = tuple({"id": a.id, "name": a.name, "parts": list(a.parts)} for a in artifacts)
-    unknown = progress.agent_task_id is None and progress.intent_at is not None  # it may have the task all the same
-    leftovers = unknown or (progress.agent_task_id and (progress.push_config or progress.abandoned))
-    after = replace(
-        delegation,
-        progress=replace(progress, state=state, attempts=0, failures=0, updated_at=moment.now),
-        claimed=None,
-        outcome=outcome,
-    )
-    after = replace(after, timers=replace(after.timers, cleanup_at=moment.now if leftovers else None))
-    story = (HistoryEntry(cause=cause, state=state, text=_cut(reason.value if reason else text, 200)),)
-    if outcome.truncated and text != "\n".join(a.text for a in artifacts if a.text):
-        content = (*content, {"id": "text", "name": "", "parts": [{"text": text}]})
-    counts = (f"settled:{state.value}:{cause.value}",)
-    return Change(after=after, outcome=outcome, content=content, history=story, counts=counts)
-
-
-def fail(delegation: Delegation, reason: Reason, detail: str, *, cause: Cause, moment: Moment) -> Change:
-    """FAILED by our own verdict; ``detail`` is ours, one line."""
-    return settle(delegation, TaskState.FAILED, cause=cause, moment=moment, text=_cut(detail, 500), reason=reason)
-
-
-def expire(delegation: Delegation, moment: Moment) -> Change:
-    """The deadline has passed: FAILED, and what may still run at the agent is cancelled, best effort."""
-    abandoned = replace(delegation, progress=replace(delegation.progress, abandoned=True))
-    return fail(abandoned, Reason.DEADLINE_EXCEEDED, "the deadline passed", cause=Cause.DEADLINE, moment=moment)
-
-
-def left_for_later(delegation: Delegation, moment: Moment) -> Change:
-    """Cleaning up at the agent failed: again later, and given up after a day (its token is dead anyway)."""
-    progress = replace(delegation.progress, failures=delegation.progress.failures + 1, attempts=0)
-    wait = backoff_s(progress.failures, moment.rules, moment.rand)
-    give_up_at = progress.updated_at + moment.rules.cleanup_for_s
-    at = moment.now + wait if moment.now < give_up_at else None
-    return Change(after=replace(delegation, progress=progress, timers=replace(delegation.timers, cleanup_at=at)))
-
-
-def cleaned_up(delegation: Delegation) -> Change:
-    """Nothing of ours is left at the agent."""
-    progress = replace(delegation.progress, push_config=False, abandoned=False)
-    return Change(after=replace(delegation, progress=progress, timers=replace(delegation.timers, cleanup_at=None)))
-
-
-# ---------------------------------------------------------------- due entries
-
-
-def choose_steps(phase: Phase, timers: Mapping[str, float], now: float) -> tuple[Step, ...]:
-    """The steps a due delegation needs now. ``timers`` holds the set ones by name.
-
-    An unsettled one that is due is looked at even when no timer says so: it may have been called up because a
-    call slot of its agent became free.
-    """
-
-    def passed(name: str) -> bool:
-        return name in timers and timers[name] <= now
-
-    leased = timers.get("lease_until", 0.0) > now
-    if phase.is_settled:
-        finalize = (Step.FINALIZE,) if passed("publish_at") else ()
-        return (*finalize, Step.CLEAN_UP) if passed("cleanup_at") and not leased else finalize
-    if passed("deadline_at"):
-        return (Step.EXPIRE,)
-    if leased:
-        return ()
-    return (Step.START,) if phase in (Phase.OPENED, Phase.STARTING) else (Step.WAKE,)
 
 
 # ---------------------------------------------------------------- texts
@@ -343,16 +357,3 @@ def read_inputs(brief: Brief) -> tuple[tuple[str, ...], tuple[Any, ...]]:
         elif value is not None:
             data.append(value)
     return tuple(texts), tuple(data)
-
-
-def _entry(cause: Cause, progress: Progress) -> HistoryEntry:
-    return HistoryEntry(cause=cause, state=progress.state, text=_cut(progress.status_text, 200))
-
-
-def _cut(text: str, chars: int) -> str:
-    return text if len(text) <= chars else text[: chars - 1] + "…"
-
-
-def _cut_bytes(text: str, limit: int) -> str:
-    raw = text.encode("utf-8", "surrogatepass")
-    return text if len(raw) <= limit else raw[:limit].decode("utf-8", "ignore")

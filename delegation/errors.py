@@ -12,9 +12,11 @@
     │   ├── InvalidArguments          a brief, deadline or option that cannot be used
     │   ├── IdempotencyConflict       same key, different arguments
     │   ├── WorkflowConflict          not possible in the workflow's present state
+    │   ├── DelegationEnded           a reply or a cancel for one that is over
     │   └── UnresolvedChildren        complete() while children are unresolved               (exit 1)
     ├── AgentError                    the agent at the other end
     │   ├── AgentUnreachable          certainly not sent: connect, resolve, TLS
+    │   │   └── CircuitOpen           not tried: the agent has not answered anybody lately
     │   ├── AgentBusy                 refused for now (429, 503): wait, then the same call again
     │   ├── AgentRefused              the call was refused, nothing was started
     │   │   ├── AgentTaskNotFound     -32001
@@ -128,6 +130,12 @@ class WorkflowConflict(CallerError):
     code = "workflow.conflict"
 
 
+class DelegationEnded(CallerError):
+    """The delegation is over: nobody at the agent would hear it any more."""
+
+    code = "delegation.ended"
+
+
 class UnresolvedChildren(CallerError):
     """The workflow cannot complete yet."""
 
@@ -161,6 +169,15 @@ class AgentUnreachable(AgentError):
     """The request certainly did not leave: connection refused, no route, TLS, unknown host."""
 
     code = "agent.unavailable"
+
+
+class CircuitOpen(AgentUnreachable):
+    """The agent has answered nobody lately; one call at a time tries whether it does again."""
+
+    def __init__(self, detail: str = "", retry_after_s: float | None = None) -> None:
+        AgentError.__init__(self, detail)
+        self.args = (detail, retry_after_s)
+        self.retry_after_s = retry_after_s
 
 
 class AgentBusy(AgentError):

@@ -26,6 +26,7 @@ import httpcore
 import httpx
 
 from delegation.errors import AgentRefused, AgentUnreachable, AnswerTooLarge, CallAmbiguous
+from delegation.events import EventSplitter
 from delegation.origins import Origin, origin_of, read_origin, refused_address, resolve
 
 #: A black-holed address must not hold a worker for the whole call.
@@ -45,17 +46,27 @@ class Exchange:
 
     ``stand_in`` is handed to the SDK in place of the answer: what the agent said is read from ``body`` by us,
     so the SDK need not parse it and cannot lose it. ``edit_body`` has the last word on the request's bytes.
+
+    An answer that is an event stream goes to ``on_event``, where there is one, event by event, until it says stop
+    (True); any other answer is read into ``body`` all the same. Whoever is told may bring ``deadline_at`` forward.
     """
 
     deadline_at: float  #: on the monotonic clock
-    max_bytes: int
+    max_bytes: int  #: of the whole answer
     stand_in: bytes | None = None
     edit_body: Callable[[bytes], bytes] | None = None
+    on_event: Callable[[bytes], bool] | None = None
+    event_bytes: int = 0
+    only_build: bool = False  #: build the request and open no socket
+    url: str = ""
+    request: httpcore.Request | None = None
     request_body: bytes = b""
     sent: int = 0  #: bytes of the request the socket has taken
     status: int = 0  #: 0: no answer yet
     headers: Mapping[str, str] = field(default_factory=dict)  #: of the answer, names in lower case
     body: bytes = b""
+    is_stream: bool = False  #: the answer was an event stream
+    was_cut: bool = False  #: it ended within an event
 
     def seconds_left(self) -> float:
         """Seconds until the deadline; raises once there are none, so every wait is bounded by it."""
@@ -138,7 +149,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             content = exchange.edit_body(content)
         exchange.request_body = content
         try:
-            self._exchange(_build(method, url, headers, content, exchange), exchange)
+            exchange.url = str(url)
+            exchange.request = _build(method, url, headers, content, exchange)
+            if not exchange.only_build:
+                self._exchange(exchange.request, exchange)
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.RemoteProtocolError, OSError) as error:
             raise _explain(error, exchange) from error
         except (httpcore.LocalProtocolError, httpcore.UnsupportedProtocol) as error:
@@ -150,9 +164,12 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         try:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
             _check_framing(headers, exchange.max_bytes)
-            exchange.body = _read_capped(response, exchange)
-            exchange.headers = headers
-            exchange.status = response.status
+            if exchange.on_event is not None and response.status == 200 and _is_event_stream(headers):
+                exchange.headers, exchange.status, exchange.is_stream = headers, response.status, True
+                _read_events(response, exchange, exchange.on_event)
+            else:
+                exchange.body = _read_capped(response, exchange)
+                exchange.headers, exchange.status = headers, response.status
         finally:
             response.close()  # after a body not read to its end, this closes the connection as well
 
@@ -214,6 +231,23 @@ def _read_capped(response: httpcore.Response, exchange: Exchange) -> bytes:
             raise AnswerTooLarge(f"the answer is larger than {exchange.max_bytes} bytes")
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _is_event_stream(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
+
+
+def _read_events(response: httpcore.Response, exchange: Exchange, on_event: Callable[[bytes], bool]) -> None:
+    splitter = EventSplitter(exchange.event_bytes)
+    size = 0
+    for chunk in response.iter_stream():
+        if any(map(on_event, splitter.feed(chunk))):
+            return
+        size += len(chunk)
+        if size > exchange.max_bytes:
+            raise AnswerTooLarge(f"the stream is longer than {exchange.max_bytes} bytes")
+        exchange.seconds_left()  # one read may bring thousands of chunks
+    exchange.was_cut = splitter.finish()
 
 
 def _explain(error: Exception, exchange: Exchange) -> AgentUnreachable | CallAmbiguous:

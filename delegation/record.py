@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from delegation.agent_task import AgentTaskId, ContextId, TaskState, read_state
-from delegation.state import Brief, Delegation, DelegationId, Outcome, Phase, Progress, Timers, Watch, WorkflowId
+from delegation.state import (
+    Brief,
+    CancelAnswer,
+    Delegation,
+    DelegationId,
+    Outcome,
+    Phase,
+    Progress,
+    Question,
+    Timers,
+    Watch,
+    WorkflowId,
+)
 
 _TIMERS = tuple(field.name for field in fields(Timers))
 _PROGRESS_DEFAULTS = Progress()
@@ -19,6 +31,9 @@ _PROGRESS_TYPES: Mapping[str, Any] = {
     "agent_task_id": AgentTaskId,
     "context_id": ContextId,
     "status_parts": tuple,
+    "artifact_names": tuple,
+    "question": lambda raw: Question(**{**raw, "state": TaskState(raw["state"])}),
+    "cancel_answer": CancelAnswer,
 }
 
 
@@ -90,6 +105,10 @@ def decode(delegation_id: str, raw: Mapping[str, str]) -> Delegation:
         heard=raw.get("heard", ""),
         claimed=read_state(raw.get("claimed")),
         fetched_at=float(raw["fetched_at"]) if "fetched_at" in raw else None,
+        replies=int(raw.get("replies", 0)),
+        followed=raw.get("followed") == "1",
+        cancel_until=float(raw["cancel_until"]) if "cancel_until" in raw else None,
+        cancel_reason=raw.get("cancel_reason", ""),
         push_digest=raw.get("digest", ""),
         timers=Timers(**{name: float(raw[name]) for name in _TIMERS if name in raw}),
         progress=_decode_progress(json.loads(raw["progress"])) if "progress" in raw else Progress(),
@@ -103,7 +122,10 @@ def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
 
 def _encode_progress(progress: Progress) -> dict[str, Any]:
     values = ((name, getattr(progress, name)) for name in _PROGRESS_NAMES)
-    return {name: value for name, value in values if value != getattr(_PROGRESS_DEFAULTS, name)}
+    changed = ((name, value) for name, value in values if value != getattr(_PROGRESS_DEFAULTS, name))
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value for name, value in changed
+    }
 
 
 def _decode_progress(raw: dict[str, Any]) -> Progress:

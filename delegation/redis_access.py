@@ -22,19 +22,30 @@ _SCRIPTS = {
     "number": ("number",),
     "open": ("due", "open"),
     "load": ("due", "load"),
-    "begin": ("due", "begin"),
-    "save": ("due", "save"),
-    "settle": ("due", "release", "settle"),
+    "begin": ("due", "marks", "begin"),
+    "save": ("due", "marks", "save"),
+    "settle": ("due", "marks", "release", "settle"),
     "park": ("park",),
     "load_to_finalize": ("load_to_finalize",),
     "share": ("due", "share"),
     "finish": ("due", "finish"),
-    "push": ("due", "push"),
+    "push": ("due", "wake", "push"),
+    "reply": ("due", "reply"),
+    "cancel": ("due", "cancel"),
     "sweep": ("due", "sweep"),
+    "open_workflow": ("due", "open_workflow"),
     "join": ("due", "release", "join"),
     "repair": ("due", "release", "repair"),
-    "end_workflow": ("due", "end_workflow"),
+    "end_workflow": ("due", "workflow_end", "end_workflow"),
+    "expire_workflow": ("due", "workflow_end", "expire_workflow"),
     "continuation": ("due", "continuation"),
+    "drop_timer": ("due", "drop_timer"),
+    "drain_notes": ("drain_notes",),
+    "told": ("due", "told"),
+    "follow_claim": ("due", "follow_claim"),
+    "follow_renew": ("due", "follow_renew"),
+    "follow_event": ("due", "wake", "follow_event"),
+    "follow_drop": ("follow_drop",),
 }
 
 
@@ -43,7 +54,10 @@ class Limits:
     """The numbers that bound what is kept."""
 
     calls_per_agent: int = 8
+    calls_per_second: int = 200
+    breaker_failures: int = 10
     history: int = 200
+    notes: int = 1000
     retention_s: int = 7 * 86400
     max_deadline_s: float = 7 * 86400.0
 

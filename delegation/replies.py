@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import email.utils
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -79,7 +79,7 @@ class Question:
     request_id: str = ""  #: the JSON-RPC id that the answer must carry
     names_task: bool = False  #: about one task: an HTTP+JSON 404 is then about the task
     had_push_config: bool = False
-    secrets: tuple[str, ...] = ()  #: never repeated in a detail
+    secrets: tuple[str, ...] = field(default=(), repr=False)  #: never repeated in a detail
 
 
 def read_reply(question: Question, status: int, headers: Mapping[str, str], body: bytes) -> Any:
@@ -94,6 +94,27 @@ def read_reply(question: Question, status: int, headers: Mapping[str, str], body
     raise explain_status(question, status)
 
 
+def read_event_result(question: Question, payload: bytes) -> Any:
+    """The result in one event of a stream, where errors of both bindings come in the body. Raises as `read_reply`."""
+    if question.binding == JSONRPC:
+        return _read_result(question, payload)
+    answer = load_json(payload)
+    if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
+        raise read_error_event(question, payload)
+    return answer
+
+
+def read_error_event(question: Question, payload: bytes) -> AgentError:
+    """What an event that says it is an error means; CallAmbiguous when it does not say which."""
+    try:
+        answer = load_json(payload)
+    except CallAmbiguous:
+        answer = None
+    read = _read_rpc_error if question.binding == JSONRPC else _read_http_json_error
+    error = read(question, answer) if isinstance(answer, dict) else None
+    return error or CallAmbiguous(f"{question.method}: the stream ended with an error that is not readable")
+
+
 def explain_status(question: Question, status: int) -> AgentError:
     """The error for an HTTP status that no error of the agent's own explains."""
     detail = f"{question.method}: HTTP {status}"
@@ -101,7 +122,7 @@ def explain_status(question: Question, status: int) -> AgentError:
         return AgentRefused(f"{detail}: authentication: the agent wants credentials it did not get, or refuses ours")
     if 300 <= status < 400:
         return CallAmbiguous(f"{detail}: a redirect, not followed")
-    if status == 501 or (question.binding == HTTP_JSON and status in (404, 405) and not question.names_task):
+    if status in (405, 501) or (question.binding == HTTP_JSON and status == 404 and not question.names_task):
         return MethodNotOffered(detail)
     if 400 <= status < 500 and status not in _GAVE_UP:
         return AgentRefused(detail)

@@ -38,7 +38,7 @@ class Roster:
     ) -> None:
         self._settings = settings
         self._transports: dict[str, GuardedTransport] = {}
-        self._clients: dict[str, tuple[int, AgentClient]] = {}
+        self._clients: dict[tuple[str, str], tuple[int, AgentClient]] = {}
         self._cards = CardCache(
             client,
             card_key,
@@ -61,8 +61,8 @@ class Roster:
         """
         return self._cards.get(self.config(agent_id))
 
-    def client(self, agent_id: str) -> AgentClient:
-        """A client for the agent, kept while its interface stays the same.
+    def client(self, agent_id: str, participant_id: str | None = None) -> AgentClient:
+        """A client for the agent that calls it as `participant_id` (None: the settings'), kept while its card is alike.
 
         Where there is no card now, the last accepted one serves: what is under way keeps the interface it started
         with (ask :meth:`card` before new work). Raises as :meth:`card` does if there never was one.
@@ -75,7 +75,7 @@ class Roster:
             if accepted is None:
                 raise
             card = accepted
-        return self._client_for(agent, card)
+        return self._client_for(agent, card, participant_id or self._settings.server.participant_id)
 
     def describe(self) -> list[dict[str, Any]]:
         """For each agent of the configuration, in its order: what `delegation agents --json` shows.
@@ -105,18 +105,20 @@ class Roster:
             card_fetched_at=card.fetched_at,
         )
 
-    def _client_for(self, agent: AgentSettings, card: CheckedCard) -> AgentClient:
-        pid, client = self._clients.get(agent.id, (0, None))
+    def _client_for(self, agent: AgentSettings, card: CheckedCard, participant_id: str) -> AgentClient:
+        key = (agent.id, participant_id)
+        pid, client = self._clients.get(key, (0, None))
         if client is not None and pid == os.getpid() and _speaks_alike(client.card, card):
             return client
         client = AgentClient(
             agent,
             card,
-            self._settings.server.participant_id,
+            participant_id,
             transport=self._transport(agent),
             limits=self._settings.limits,
+            stream_start_s=self._settings.timing.stream_start.total_seconds(),
         )
-        self._clients[agent.id] = (os.getpid(), client)  # two threads may both build one; the last stays, both work
+        self._clients[key] = (os.getpid(), client)  # two threads may both build one; the last stays, both work
         return client
 
     def _transport(self, agent: AgentSettings) -> GuardedTransport:
@@ -125,7 +127,11 @@ class Roster:
 
 
 def _speaks_alike(one: CheckedCard, other: CheckedCard) -> bool:
-    return one.interface == other.interface and one.active_extensions == other.active_extensions
+    return (one.interface, one.can_stream, one.active_extensions) == (
+        other.interface,
+        other.can_stream,
+        other.active_extensions,
+    )
 
 
 def _row(agent: AgentSettings, **facts: Any) -> dict[str, Any]:

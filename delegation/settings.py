@@ -145,6 +145,10 @@ class TimingSettings(_Section):
     min_fetch_gap: Duration = timedelta(seconds=1)
     lost_after: Duration = timedelta(seconds=60)
     cleanup_for: Duration = timedelta(hours=24)
+    cancel_deadline: Duration = timedelta(seconds=60)
+    stream_start: Duration = timedelta(seconds=10)
+    follow_idle: Duration = timedelta(seconds=60)
+    follow_lease: Duration = timedelta(seconds=30)
     sweep_interval: Duration = timedelta(seconds=0.25)
     card_ttl: Duration = timedelta(hours=1)
 
@@ -166,6 +170,14 @@ class LimitSettings(_Section):
     push_bytes: Count = 65_536
     history: Count = 200
     message_text_bytes: Count = 65_536
+    artifact_bytes: Count = 1024 * 1024
+    event_bytes: Count = 1024 * 1024
+    rounds: Count = 20
+    same_turns: Count = 3
+    notes: Count = 1000
+    streams: Count = 2000
+    calls_per_second: Count = 200
+    breaker_failures: Count = 10
 
 
 class AgentSettings(_Section):

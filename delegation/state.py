@@ -41,8 +41,11 @@ class Cause(StrEnum):
     OPENED = "opened"
     SENT = "sent"
     PUSH = "push"
+    FOLLOW = "follow"
     POLL = "poll"
     SWEEP = "sweep"
+    REPLY = "reply"
+    CANCEL = "cancel"
     DEADLINE = "deadline"
 
 
@@ -56,6 +59,17 @@ class Reason(StrEnum):
     AGENT_TASK_LOST = "agent_task.lost"
     TOO_LARGE = "response.too_large"
     POISONED = "poisoned"
+    CANCEL_UNCONFIRMED = "cancel.unconfirmed"  #: CANCELED by us; what the agent does is not known
+    TOO_MANY_ROUNDS = "conversation.too_long"
+    REPEATS = "conversation.repeats"
+
+
+class CancelAnswer(StrEnum):
+    """What the agent said to our CancelTask, where that was not the end."""
+
+    NONE = ""
+    ACCEPTED = "accepted"  #: it answered, and is still at work
+    REFUSED = "refused"  #: it cannot, or will not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +106,22 @@ class Timers:
     deadline_at: float | None = None
     publish_at: float | None = None  #: a Celery message not acted on by then is sent again
     cleanup_at: float | None = None  #: next attempt to remove what is left at the agent
+    reply_at: float | None = None  #: next attempt to send a reply that waits
+    cancel_at: float | None = None  #: next attempt to cancel the agent task, or to give up doing so
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Question:
+    """What the agent last asked, or wants authorization for; kept after the reply, to know it again when it is heard
+    late (questions.py)."""
+
+    number: int  #: counts from 1: the rounds of this conversation
+    state: TaskState
+    digest: str  #: of its text and parts
+    said_at: str = ""  #: the status' timestamp
+    message_id: str = ""
+    asked_at: float = 0.0  #: when we first heard it, Redis time
+    turn: int = 0  #: number of the last reply before it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +133,9 @@ class Progress:
     status_text: str = ""
     status_parts: tuple[dict[str, Any], ...] = ()
     status_at: str = ""
+    artifact_names: tuple[str, ...] = ()  #: of what the agent has produced so far
     watch: Watch | None = None
+    can_follow: bool = False  #: the card offers streams
     agent_task_id: AgentTaskId | None = None
     context_id: ContextId | None = None
     intent_at: float | None = None  #: a SendMessage may have left at this time and its answer is not recorded
@@ -117,6 +149,12 @@ class Progress:
     refetches: int = 0  #: looks spent on the present claim
     push_config: bool = False  #: our push config may be at the agent
     abandoned: bool = False  #: the agent task may still run and nobody wants it: cancel it
+    question: Question | None = None
+    turn: int = 0  #: number of the last reply that was sent, or is being sent
+    turn_intent_at: float | None = None  #: that reply may have left at this time, and its answer is not recorded
+    turn_key: str = ""  #: digest of the last question and the reply to it
+    same_turns: int = 0  #: how many turns in a row had that key
+    cancel_answer: CancelAnswer = CancelAnswer.NONE
     updated_at: float = 0.0
 
 
@@ -171,9 +209,13 @@ class Delegation:
     parked: bool = False
     wakes: int = 0
     fence: int = 0
-    heard: str = ""  #: who asked for the next look: "push", or nothing
+    heard: str = ""  #: who asked for the next look: "push", "follow", "no_stream" (a follower that may not), or nothing
     claimed: TaskState | None = None  #: the state the last push claimed; only compared, never applied
     fetched_at: float | None = None
+    replies: int = 0  #: replies given so far; those after ``progress.turn`` wait to be sent
+    followed: bool = False  #: a follower holds a stream for it
+    cancel_until: float | None = None  #: somebody wants it cancelled; then CANCELED all the same
+    cancel_reason: str = ""
     push_digest: str = ""  #: SHA-256 of the push token, hex; empty when no push is accepted
     timers: Timers = field(default_factory=Timers)
     progress: Progress = field(default_factory=Progress)
@@ -187,6 +229,26 @@ class Delegation:
     def message_id(self) -> str:
         """The first turn's messageId: the same on every attempt (docs/design.md law 7)."""
         return f"{self.id}:goal"
+
+    @property
+    def reply_message_id(self) -> str:
+        """The present turn's messageId."""
+        return f"{self.id}:reply:{self.progress.turn}"
+
+    @property
+    def has_reply_waiting(self) -> bool:
+        return self.replies > self.progress.turn
+
+    @property
+    def waits_for_agent(self) -> bool:
+        """A reply was sent, or is being sent, and the agent still shows the question it answers."""
+        question = self.progress.question
+        return question is not None and self.state.is_interrupted and self.progress.turn > question.turn
+
+    @property
+    def waits_for_reply(self) -> bool:
+        """It is somebody's turn here (AUTH_REQUIRED may also go on by itself)."""
+        return self.state.is_interrupted and not self.waits_for_agent and not self.has_reply_waiting
 
     @property
     def push_config_id(self) -> str:
@@ -216,6 +278,8 @@ class Change:
     content: tuple[dict[str, Any], ...] = ()  #: artifacts as sent, kept once beside the record
     history: tuple[HistoryEntry, ...] = ()
     counts: tuple[str, ...] = ()  #: counters to increment
+    note: str = ""  #: what a parent is told of it, JSON (notes.py)
+    reached: bool | None = None  #: whether the agent answered; None when it was not asked, or said "later"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,9 +303,22 @@ class Rules:
     lost_answers: int = 3
     cleanup_for_s: float = 24 * 3600.0
     attempts: int = 5
+    cancel_deadline_s: float = 60.0
     message_text_bytes: int = 65536
+    artifact_bytes: int = 1024 * 1024
     status_text_chars: int = 2000
+    rounds: int = 20
+    same_turns: int = 3
 
     @property
     def lease_s(self) -> float:
         return self.call_deadline_s + self.lease_margin_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """When, in seconds of Redis time, and by which numbers a decision is made; ``rand`` in [0, 1) spreads the looks."""
+
+    now: float
+    rules: Rules
+    rand: float = 0.5

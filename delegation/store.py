@@ -4,9 +4,12 @@ Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
 
     d:<delegation id>        hash    the record                              retention after its root ended
     h:<delegation id>        list    history, oldest first, bounded          with the record
+    r:<delegation id>        list    replies given to it, JSON, in order     with the record
     c:<delegation id>        string  artifacts as sent, JSON                 with the record
     w:<workflow id>          hash    the workflow                            retention after it ended
     u:<workflow id>          set     ids of its unresolved children          empties itself
+    n:<workflow id>          list    notes for it that nobody read, bounded  with the workflow
+    t:<workflow id>          list    notes that no message told of yet       empties itself
     call:<celery id>         string  delegation id of a `delegate` call      with the record
     idem:<scope digest>      hash    id and arguments of an idempotency key  retention
     finalizing:<celery id>   string  somebody runs what follows that call    one lease
@@ -17,13 +20,22 @@ Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
     card:<agent id>:lock     string  who is fetching it now                  seconds
     calls:<agent id>         zset    running calls, scored by lease end      empties itself
     waiting:<agent id>       zset    delegations waiting for a call slot     empties itself
+    breaker:<agent id>       hash    calls it did not answer, in a row       goes with the first answer
+    rate:<agent id>          string  calls begun in this second              a second
+    inbox                    zset    delegations that wait for a reply, by   empties itself
+                                     when their question was first heard
+    follows                  zset    delegations a follower should hold a    empties itself
+                                     stream for, scored by its lease's end
+    follow_owners            hash    which follower holds each               empties itself
+    followers                hash    followers alive: streams and time       trimmed by them
     due                      zset    what must be looked at, by Redis time   the outbox and the timer at once
     roots                    zset    workflows and lone delegations by time  trimmed when they expire
     counters                 hash    what /metrics shows
     sweeper                  string  time of the last sweep
     epoch                    string  random id; gone means Redis lost our state
 
-Nothing that is not ended has a TTL. Channels ``roots:<root id>`` carry the id of whatever changed below that root.
+Nothing that is not ended has a TTL. Channels ``roots:<root id>`` carry the id of whatever changed below that root, the
+channel ``follows`` that of a delegation which begins or ceases to want a stream.
 """
 
 from __future__ import annotations
@@ -34,13 +46,23 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from delegation.errors import IdempotencyConflict, StaleWrite, UnknownDelegation, UnknownWorkflow, WorkflowConflict
+from delegation.errors import (
+    CircuitOpen,
+    IdempotencyConflict,
+    StaleWrite,
+    UnknownDelegation,
+    UnknownWorkflow,
+    WorkflowConflict,
+)
 from delegation.record import decode, dump_json, encode_change, encode_opened
 from delegation.redis_access import flag, flatten, new_operation_id, number
 from delegation.state import Cause, Change, Delegation, DelegationId, HistoryEntry, Phase
 from delegation.store_census import CensusFacts
+from delegation.store_follows import FollowFacts
 from delegation.store_shares import ShareFacts
+from delegation.store_talk import TalkFacts
 from delegation.store_workflows import WorkflowFacts
+from delegation.watch import wants_follow
 
 
 class PushAnswer(StrEnum):
@@ -58,6 +80,7 @@ class Begun(StrEnum):
     BEGUN = "begun"
     HELD = "held"  #: another step is at work
     BUSY = "busy"  #: all call slots of the agent are taken; the delegation waits in line
+    OPEN = "open"  #: the agent's circuit is open
     STALE = "stale"  #: somebody wrote since we loaded
 
 
@@ -87,6 +110,15 @@ class Settlement:
     settled: bool
     was_parked: bool = False
     release_id: str | None = None
+    has_note: bool = False  #: somebody is to be told of a note
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saved:
+    """What should be sent at once after a change that is not the end."""
+
+    wake_now: bool = False  #: a push came while the step was at work
+    has_note: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +132,7 @@ class Due:
     now: float
 
 
-class Store(WorkflowFacts, ShareFacts, CensusFacts):
+class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, CensusFacts):
     """The only door to Redis for our own state. Every method raises StoreUnavailable when Redis does not answer.
 
     Delegations and the due index are here; workflows, shared delegations and what operators look at are in the three
@@ -188,9 +220,14 @@ class Store(WorkflowFacts, ShareFacts, CensusFacts):
             found: Any = self.client.get(self.key("call", call_id))
         return DelegationId(found) if found else None
 
-    def begin(self, before: Delegation, after: Delegation, *, counts: tuple[str, ...] = ()) -> tuple[Begun, Delegation]:
+    def begin(
+        self, before: Delegation, after: Delegation, *, counts: tuple[str, ...] = (), unfollowed: bool = False
+    ) -> tuple[Begun, Delegation]:
         """Take the lease and a call slot, and store the intent; only then may a call leave. The delegation returned
-        carries the new version and fencing number."""
+        carries the new version and fencing number. ``unfollowed`` ends the stream that is held for it.
+
+        Raises CircuitOpen when the agent has answered nobody lately.
+        """
         fields = encode_change(before, after)
         verdict, version, fence, now = self.run(
             "begin",
@@ -200,6 +237,10 @@ class Store(WorkflowFacts, ShareFacts, CensusFacts):
                 self.key("calls", before.agent),
                 self.key("waiting", before.agent),
                 self.key("counters"),
+                self.key("breaker", before.agent),
+                self.key("rate", before.agent),
+                self.key("follows"),
+                self.key("follow_owners"),
             ],
             [
                 new_operation_id(),
@@ -207,80 +248,57 @@ class Store(WorkflowFacts, ShareFacts, CensusFacts):
                 before.version,
                 self.rules.lease_s,
                 self.limits.calls_per_agent,
+                self.limits.calls_per_second,
+                flag(unfollowed),
                 len(fields),
                 *flatten(fields),
                 *counts,
             ],
         )
+        if verdict == Begun.OPEN:
+            raise CircuitOpen("the agent has not answered lately", max(0.0, float(fence) - float(now)))
         if verdict != Begun.BEGUN:
             return Begun(verdict), before
         timers = replace(after.timers, lease_until=float(now) + self.rules.lease_s)
         return Begun.BEGUN, replace(after, version=int(version), fence=int(fence), timers=timers)
 
-    def save(self, before: Delegation, change: Change, *, fenced: bool = True) -> bool:
-        """Write a change that is not the end, and end the lease. True when a wake message should be sent at once: a
-        push came while the step was at work. Raises StaleWrite."""
-        fields = encode_change(before, change.after)
-        verdict, _, wake_now = self.run(
+    def save(self, before: Delegation, change: Change, *, fenced: bool = True) -> Saved:
+        """Write a change that is not the end, and end the lease. Raises StaleWrite."""
+        after = change.after
+        fields = encode_change(before, after)
+        waits = after.phase is Phase.WATCHING and after.waits_for_reply and after.progress.question
+        verdict, _, wake_now, has_note = self.run(
             "save",
+            self._keys_of_change(before),
             [
-                self.key("d", before.id),
-                self.key("due"),
-                self.key("h", before.id),
-                self.key("counters"),
-                self.key("calls", before.agent),
-                self.key("waiting", before.agent),
-                self.key("roots"),
-            ],
-            [
-                new_operation_id(),
-                before.id,
-                root_of(before),
-                before.version,
-                before.fence if fenced else "",
+                *self._arguments_of_change(before, change, fenced=fenced),
                 before.wakes,
                 self.rules.min_fetch_gap_s,
-                self.rules.hint_patience_s,
-                self.limits.history,
+                flag(wants_follow(after)),
+                number(waits.asked_at) if waits else "",
+                after.progress.turn,
                 len(fields),
                 *flatten(fields),
                 len(change.history),
-                *(_entry(entry, change.after.phase) for entry in change.history),
+                *(_entry(entry, after.phase) for entry in change.history),
                 *change.counts,
             ],
         )
         if verdict == "stale":
             raise StaleWrite(f"delegation {before.id} was changed by somebody else")
-        return bool(wake_now == "1")
+        return Saved(wake_now=wake_now == "1", has_note=has_note == "1")
 
     def settle(self, before: Delegation, change: Change, *, overriding: bool = False) -> Settlement:
         """The end of a delegation. ``overriding`` (expiry) needs no lease. Raises StaleWrite."""
         fields = encode_change(before, change.after)
-        fields.pop("phase", None)
-        root = root_of(before)
-        verdict, parked, release = self.run(
+        for name in ("phase", "reply_at", "cancel_at"):
+            fields.pop(name, None)
+        verdict, parked, release, has_note = self.run(
             "settle",
+            [*self._keys_of_change(before), self.key("c", before.id), self.key("u", root_of(before))],
             [
-                self.key("d", before.id),
-                self.key("due"),
-                self.key("h", before.id),
-                self.key("counters"),
-                self.key("calls", before.agent),
-                self.key("waiting", before.agent),
-                self.key("roots"),
-                self.key("c", before.id),
-                self.key("w", root),
-                self.key("u", root),
-            ],
-            [
-                new_operation_id(),
-                before.id,
-                root,
+                *self._arguments_of_change(before, change, fenced=not overriding),
                 flag(before.workflow_id is not None),
-                before.version,
-                "" if overriding else before.fence,
-                self.rules.hint_patience_s,
-                self.limits.history,
                 dump_json(change.content) if change.content else "",
                 len(fields),
                 *flatten(fields),
@@ -291,7 +309,38 @@ class Store(WorkflowFacts, ShareFacts, CensusFacts):
         )
         if verdict == "stale":
             raise StaleWrite(f"delegation {before.id} was changed by somebody else")
-        return Settlement(settled=verdict == "settled", was_parked=parked == "1", release_id=release or None)
+        return Settlement(
+            settled=verdict == "settled",
+            was_parked=parked == "1",
+            release_id=release or None,
+            has_note=has_note == "1",
+        )
+
+    def _keys_of_change(self, before: Delegation) -> list[str]:
+        root = root_of(before)
+        named: list[tuple[str, str | None]] = [("d", before.id), ("due", None), ("h", before.id), ("counters", None)]
+        named += [("calls", before.agent), ("waiting", before.agent), ("roots", None), ("breaker", before.agent)]
+        named += [("follows", None), ("follow_owners", None), ("inbox", None), ("w", root), ("n", root), ("t", root)]
+        return [self.key(kind, name) for kind, name in named]
+
+    def _arguments_of_change(self, before: Delegation, change: Change, *, fenced: bool) -> list[Any]:
+        """What save and settle are both told; without a lease the agent was not called."""
+        reached = {True: "1", False: "0", None: ""}[change.reached if fenced else None]
+        return [
+            new_operation_id(),
+            before.id,
+            root_of(before),
+            before.version,
+            before.fence if fenced else "",
+            self.rules.hint_patience_s,
+            self.limits.history,
+            reached,
+            self.limits.breaker_failures,
+            self.rules.retry_first_s,
+            self.rules.retry_max_s,
+            change.note if before.workflow_id else "",
+            self.limits.notes,
+        ]
 
     def park(self, delegation_id: str) -> bool:
         """True when parked; False when the outcome is known already. Raises UnknownDelegation."""
@@ -316,6 +365,7 @@ class Store(WorkflowFacts, ShareFacts, CensusFacts):
                 self.key("idem", delegation.idempotency or "-"),
                 self.key("w", root_of(delegation)),
                 self.key("shares", delegation.idempotency or "-"),
+                self.key("r", delegation.id),
             ],
             [
                 delegation.id,

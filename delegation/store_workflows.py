@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from delegation.errors import UnknownWorkflow, UnresolvedChildren, WorkflowConflict
 from delegation.record import dump_json
-from delegation.redis_access import RedisAccess, flag, new_operation_id
-from delegation.state import Phase, WorkflowId
+from delegation.redis_access import RedisAccess, flag, flatten, new_operation_id
+from delegation.state import Phase, Reason, WorkflowId
 from delegation.workflow import Workflow, WorkflowState
 
 _WHY_NO_JOIN = {
@@ -18,21 +18,33 @@ _WHY_NO_JOIN = {
 }
 
 
+#: A joining workflow outlives its deadline until its children have expired.
+EXPIRE_AGAIN_S = 60
+
+
 class WorkflowFacts(RedisAccess):
     """Open, join, release, end."""
 
-    def open_workflow(self, workflow_id: WorkflowId, *, name: str, deadline_s: float | None) -> None:
+    def open_workflow(
+        self,
+        workflow_id: WorkflowId,
+        *,
+        name: str,
+        deadline_s: float | None,
+        on_note: Mapping[str, Any] | None = None,
+    ) -> None:
         """A new workflow without children."""
-        with self.seam():
-            seconds, micros = self.client.time()
-            now = seconds + micros / 1e6
-            deadline_at = now + min(deadline_s or self.limits.max_deadline_s, self.limits.max_deadline_s)
-            record: dict[Any, Any] = {"name": name, "state": WorkflowState.OPEN.value, "round": "0", "children": "0"}
-            record |= {"created_at": f"{now:.3f}", "deadline_at": f"{deadline_at:.3f}"}
-            pipe = self.client.pipeline(transaction=True)
-            pipe.hset(self.key("w", workflow_id), mapping=record)
-            pipe.zadd(self.key("roots"), {workflow_id: now})
-            pipe.execute()
+        fields = {"name": name, "on_note": dump_json(dict(on_note)) if on_note else ""}
+        self.run(
+            "open_workflow",
+            [self.key("w", workflow_id), self.key("due"), self.key("roots")],
+            [
+                workflow_id,
+                min(deadline_s or self.limits.max_deadline_s, self.limits.max_deadline_s),
+                len(fields),
+                *flatten(fields),
+            ],
+        )
 
     def load_workflow(self, workflow_id: str) -> Workflow:
         """Raises UnknownWorkflow."""
@@ -94,19 +106,63 @@ class WorkflowFacts(RedisAccess):
         args = [workflow_id, release_id, what, self.rules.hint_patience_s]
         return int(self.run("continuation", keys, args))
 
-    def end_workflow(self, workflow_id: str, state: WorkflowState, result: Any = None) -> None:
-        """COMPLETED, FAILED or CANCELED, once. Raises UnresolvedChildren (for COMPLETED), WorkflowConflict."""
+    def end_workflow(self, workflow_id: str, state: WorkflowState, result: Any = None, *, reason: str = "") -> None:
+        """COMPLETED, FAILED or CANCELED, once; the latter two cancel the children, for ``reason``.
+
+        Raises UnresolvedChildren (for COMPLETED), WorkflowConflict.
+        """
         verdict, *detail = self.run(
             "end_workflow",
             [self.key("w", workflow_id), self.key("u", workflow_id), self.key("due"), self.key("roots")],
-            [new_operation_id(), workflow_id, state.value, dump_json(result) if result is not None else "", 20],
+            [new_operation_id(), workflow_id, state.value, dump_json(result) if result is not None else "", 20, reason],
         )
         if verdict == "unknown":
             raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
         if verdict == "unresolved":
             raise UnresolvedChildren(int(detail[0]), sorted(detail[1:]))
         if verdict == "refused":
-            raise WorkflowConflict(f"workflow {workflow_id} has ended already: {detail[0]}")
+            is_ending = detail[0] == WorkflowState.CANCELING
+            why = "is being cancelled" if is_ending else f"has ended already: {detail[0]}"
+            raise WorkflowConflict(f"workflow {workflow_id} {why}")
+
+    def expire_workflow(self, workflow_id: str) -> bool:
+        """The deadline has passed: an open workflow ends FAILED. True when it did now."""
+        keys = [self.key("w", workflow_id), self.key("u", workflow_id), self.key("due"), self.key("roots")]
+        reason = Reason.DEADLINE_EXCEEDED.value
+        verdict = self.run(
+            "expire_workflow", keys, [workflow_id, dump_json({"reason": reason}), reason, EXPIRE_AGAIN_S]
+        )
+        return bool(verdict == "ended")
+
+    def unresolved_children(self, workflow_id: str) -> Iterator[str]:
+        """Their ids, in no order; those that are resolved meanwhile may come or not."""
+        with self.seam():
+            yield from self.client.sscan_iter(self.key("u", workflow_id), count=500)
+
+    def drop_timer(self, workflow_id: str, timer: str) -> None:
+        """A step of the workflow is done."""
+        self.run("drop_timer", [self.key("w", workflow_id), self.key("due")], [workflow_id, timer])
+
+    def drain_notes(self, workflow_id: str) -> tuple[int, list[dict[str, Any]]]:
+        """How many older ones were dropped, and the notes nobody read yet, oldest first: those of Note, ``at number``.
+
+        Raises UnknownWorkflow.
+        """
+        answer = self.run("drain_notes", [self.key("w", workflow_id), self.key("n", workflow_id)], [])
+        if not answer:
+            raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
+        return int(answer[0]), [_read_note(line) for line in answer[1:]]
+
+    def untold_notes(self, workflow_id: str, limit: int = 100) -> list[tuple[int, str]]:
+        """Number and delegation id of the notes that no message told of yet, in order."""
+        with self.seam():
+            lines: Any = self.client.lrange(self.key("t", workflow_id), 0, limit - 1)
+        return [(int(number), delegation_id) for number, _, delegation_id in (line.partition(" ") for line in lines)]
+
+    def notes_told(self, workflow_id: str, last: int) -> int:
+        """Messages for the notes up to this number were published; how many are left."""
+        keys = [self.key("w", workflow_id), self.key("t", workflow_id), self.key("due")]
+        return int(self.run("told", keys, [workflow_id, last, self.rules.hint_patience_s]))
 
     def repair_workflow(self, workflow: Workflow) -> tuple[int, str | None]:
         """Recompute the unresolved set from the children: how many differed (none should), and a release it led to."""
@@ -135,7 +191,7 @@ class WorkflowFacts(RedisAccess):
             ids: Any = self.client.zrandmember(self.key("roots"), count)
             return [root for root in ids or () if self.client.exists(self.key("w", root))]
 
-    def expire_workflow(self, workflow: Workflow) -> None:
+    def retire_workflow(self, workflow: Workflow) -> None:
         """Start the retention of an ended workflow and of its children that ended too; safe to run again.
 
         A child that outlives a failed workflow starts its own when it ends (finish.lua).
@@ -144,12 +200,10 @@ class WorkflowFacts(RedisAccess):
             self._expire_ended(page)
         with self.seam():
             pipe = self.client.pipeline(transaction=False)
-            pipe.hdel(self.key("w", workflow.id), "cleanup_at")
-            if not workflow.is_publishing:
-                pipe.zrem(self.key("due"), f"workflow:{workflow.id}")
-            pipe.expire(self.key("w", workflow.id), self.limits.retention_s)
-            pipe.expire(self.key("u", workflow.id), self.limits.retention_s)
+            for kind in ("w", "u", "n", "t"):
+                pipe.expire(self.key(kind, workflow.id), self.limits.retention_s)
             pipe.execute()
+        self.drop_timer(workflow.id, "cleanup_at")
 
     def _expire_ended(self, children: list[str]) -> None:
         with self.seam():
@@ -165,7 +219,7 @@ class WorkflowFacts(RedisAccess):
             pipe.execute()
 
     def _keys_of(self, child: str, fixed: Mapping[str, str]) -> list[str]:
-        keys = [self.key(kind, child) for kind in ("d", "h", "c")]
+        keys = [self.key(kind, child) for kind in ("d", "h", "c", "r")]
         keys.append(self.key("call", fixed["call_id"]))
         if "idempotency" in fixed:
             keys += [self.key("idem", fixed["idempotency"]), self.key("shares", fixed["idempotency"])]
@@ -195,4 +249,12 @@ def _decode(workflow_id: str, raw: Mapping[str, str], unresolved: int) -> Workfl
         publishes=int(raw.get("publishes", 0)),
         is_poisoned=raw.get("poisoned") == "1",
         result=json.loads(raw["result"]) if "result" in raw else None,
+        on_note=json.loads(raw["on_note"]) if "on_note" in raw else None,
+        cancel_reason=raw.get("cancel_reason", ""),
+        notes=int(raw.get("notes", 0)),
     )
+
+
+def _read_note(line: str) -> dict[str, Any]:
+    at, number, note = line.split(" ", 2)
+    return {"at": float(at), "number": int(number), **json.loads(note)}

@@ -10,13 +10,15 @@ from delegation.state import WorkflowId
 
 
 class WorkflowState(StrEnum):
-    """OPEN and RELEASED take delegations; JOINING waits for the last child; the others are the end."""
+    """OPEN and RELEASED take delegations; JOINING waits for the last child, and so does CANCELING, for CANCELED; the
+    others are the end."""
 
     OPEN = "OPEN"
     JOINING = "JOINING"
     RELEASED = "RELEASED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
+    CANCELING = "CANCELING"
     CANCELED = "CANCELED"
 
     @property
@@ -42,3 +44,6 @@ class Workflow:
     publishes: int = 0  #: how often the release's continuation was published
     is_poisoned: bool = False  #: it was published often and never seen
     result: Any = None
+    on_note: dict[str, Any] | None = None  #: the signature that tells of each note
+    cancel_reason: str = ""  #: told to the children of a workflow that failed or was cancelled
+    notes: int = 0  #: notes so far

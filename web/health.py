@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from delegation.agent_task import TaskState
 from delegation.errors import StateLost, StoreUnavailable
+from delegation.store_follows import FollowerSeen
 from web.answers import unavailable
 
 log = structlog.get_logger(__name__)
@@ -38,6 +39,9 @@ _COUNTER_HELP = {
     "clean_ups": "Attempts to remove what a settled delegation left at its agent.",
     "released": "Releases of workflows.",
     "continuations_poisoned": "Continuations published again and again and never seen to run.",
+    "follows_opened": "Streams opened by followers.",
+    "follow_wakes": "Wakes by followers.",
+    "follows_taken_over": "Delegations taken over from a follower whose lease ran out.",
     "children_repaired": "Children put into or out of an unresolved set by the janitor; should stay 0.",
 }
 _GAUGES = {
@@ -58,6 +62,7 @@ class HealthStore(Protocol):
     def epoch(self) -> object: ...
     def sweeper_seen_at(self) -> float | None: ...
     def metrics(self) -> Mapping[str, Any]: ...
+    def followers(self) -> Sequence[FollowerSeen]: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)  # a registry keys its collectors by identity
@@ -80,6 +85,7 @@ class DelegationCollector(Collector):
         for key, (name, text) in _GAUGES.items():
             yield GaugeMetricFamily(name, text, value=float(metrics[key]))
         counters: Mapping[str, int] = metrics["counters"]
+        yield from _followers(self.store.followers())
         yield from _flat_counters(counters)
         yield _settled(counters)
         yield from self._queues()
@@ -94,6 +100,16 @@ class DelegationCollector(Collector):
         for queue, length in sorted(lengths.items()):
             family.add_metric([queue], float(length))
         yield family
+
+
+def _followers(seen: Sequence[FollowerSeen]) -> Iterator[Metric]:
+    """Sums, no label: a follower's id holds the name of its machine, and there is a new one at each start."""
+    living = [each for each in seen if each.lives]
+    yield GaugeMetricFamily("delegation_followers", "Followers running.", value=float(len(living)))
+    streams = float(sum(each.streams for each in living))
+    yield GaugeMetricFamily("delegation_follow_streams", "Streams that followers hold open.", value=streams)
+    held = float(sum(each.held for each in living))
+    yield GaugeMetricFamily("delegation_follows_held", "Delegations leased by followers.", value=held)
 
 
 def _flat_counters(counters: Mapping[str, int]) -> Iterator[Metric]:

@@ -6,5 +6,6 @@
 from workers.canvas import delegate
 from workers.handles import DelegationHandle, Workflow
 from workers.install import install
+from workers.talk import reply
 
-__all__ = ["DelegationHandle", "Workflow", "delegate", "install"]
+__all__ = ["DelegationHandle", "Workflow", "delegate", "install", "reply"]

@@ -14,11 +14,17 @@ TASK_ROUTES = {
     "delegation.start_agent_task": {"queue": QUEUE},
     "delegation.watch": {"queue": QUEUE},
     "delegation.wake": {"queue": QUEUE},
+    "delegation.send_reply": {"queue": QUEUE},
+    "delegation.cancel": {"queue": QUEUE},  # calls an agent, which may be slow
+    "delegation.reply": {"queue": QUEUE},
     "delegation.clean_up": {"queue": QUEUE},
     "delegation.finalize": {"queue": END_QUEUE},
     "delegation.expire": {"queue": END_QUEUE},
     "delegation.release": {"queue": END_QUEUE},
+    "delegation.tell": {"queue": END_QUEUE},
+    "delegation.cancel_children": {"queue": END_QUEUE},
     "delegation.expire_workflow": {"queue": END_QUEUE},
+    "delegation.retire_workflow": {"queue": END_QUEUE},
 }
 
 

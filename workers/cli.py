@@ -27,6 +27,7 @@ COMMANDS = {
     "workflow": ("workers.cli_workflows:workflow", "Open, show, join and complete workflows."),
     "doctor": ("workers.cli_doctor:doctor", "Check that everything a delegation needs is there."),
     "demo": ("workers.cli_processes:demo", "The main job on this machine, with sample agents, in half a minute."),
+    "follower": ("workers.cli_processes:follower", "Hold the streams of delegations that are followed."),
     "up": ("workers.cli_processes:up", "Run every process of this project until Ctrl-C."),
 }
 

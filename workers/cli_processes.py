@@ -1,4 +1,4 @@
-"""`delegation up` and `delegation demo`."""
+"""`delegation up`, `delegation demo` and `delegation follower`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import click
 
 from workers.demo import run_demo
+from workers.follower import run_follower
+from workers.logs import configure_logging
 from workers.up import run_up
 
 
@@ -14,6 +16,16 @@ from workers.up import run_up
 def up() -> None:
     """Run every process of this project until Ctrl-C: worker, web, Flower, and Valkey where no Redis is configured."""
     run_up()
+
+
+@click.command()
+def follower() -> None:
+    """Hold the streams of delegations that are followed, until SIGTERM or Ctrl-C.
+
+    Run one or more beside the workers: they share the streams, and take over what another one held when it is gone.
+    """
+    configure_logging()
+    run_follower()
 
 
 @click.command()

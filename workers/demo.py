@@ -56,7 +56,7 @@ def run_demo(*, keep: bool) -> None:
         )
     began = time.monotonic()
     with ending_on_signals(), Stage() as stage:
-        click.echo("Starting Valkey, a worker, web, Flower and three agents, each a process of its own …")
+        click.echo("Starting Valkey, a worker, web, a follower, Flower and three agents, each a process of its own …")
         stage.start()
         click.echo(f"… ready after {duration(time.monotonic() - began)}.\n")
         _tell_where_to_look(stage)
@@ -98,9 +98,11 @@ class Stage:
         self.flower_port = processes.flower_port()
         worker = self._start("worker", processes.worker_command(settings, "--include", "examples.demo_tasks"))
         web = self._start("web", processes.web_command(processes.web_address(settings)))
+        follower = self._start("follower", processes.follower_command())
         flower = self._start("flower", processes.flower_command(settings, self.flower_port))
         processes.wait_until_worker_is_ready(worker)
         processes.wait_until_web_is_ready(web)
+        processes.wait_until_follower_is_ready(follower)
         processes.wait_until_flower_is_ready(flower)
         self.worker = worker
 

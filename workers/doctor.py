@@ -64,8 +64,11 @@ def examine(*, ask_agents: bool = True) -> Iterator[Finding]:
             yield from _safely("due", lambda: _due(store))
             yield _queues()
         yield _web(settings)
-        if ask_agents and redis.verdict is not Verdict.FAILED:
-            yield from _safely("agents", lambda: _agents(settings, store))
+        if redis.verdict is not Verdict.FAILED:
+            asked: list[dict[str, Any]] = []
+            if ask_agents:
+                yield from _safely("agents", lambda: _agents(settings, store, asked))
+            yield from _safely("follower", lambda: _follower(settings, store, asked))
     finally:
         store.close()
 
@@ -177,7 +180,21 @@ def _web(settings: Settings) -> Finding:
     return _ok("web", f"{base_url} answers")
 
 
-def _agents(settings: Settings, store: Store) -> Iterator[Finding]:
+def _follower(settings: Settings, store: Store, asked: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Nothing to say where no agent is followed; `off` is followed while it works, where it offers streams."""
+    living = [each for each in store.followers() if each.lives]
+    wanting, unfollowed = store.wanting_follower()
+    is_told_to = any(agent.updates == "follow" for agent in settings.agents)
+    if living:
+        streams, running = sum(each.streams for each in living), len(living)
+        yield _ok("follower", f"{running} running, {streams} streams, {wanting} delegations to follow")
+    elif wanting or is_told_to or any(row["watch"] == "follow" for row in asked):
+        text = f"none runs, and {unfollowed} of {wanting} delegations to follow are polled instead"
+        yield _warning("follower", f"{text}; start one: delegation follower")
+
+
+def _agents(settings: Settings, store: Store, asked: list[dict[str, Any]]) -> Iterator[Finding]:
+    """``asked`` is given a row for each."""
     if not settings.agents:
         yield _warning("agents", "none; add an [[agents]] block to delegation.toml")
         return
@@ -187,6 +204,7 @@ def _agents(settings: Settings, store: Store) -> Iterator[Finding]:
         rows = roster.describe()
     finally:
         roster.close()
+    asked += rows
     for row in rows:
         name = f"agent {row['id']}"
         yield _ok(name, f"accepted, {row['watch']}") if row["accepted"] else _failed(name, str(row["reason"]))

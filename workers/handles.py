@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Self
 
 from celery import states
 from celery.canvas import Signature
 from kombu.utils.json import dumps, loads
 
+from delegation.endings import receipt
 from delegation.errors import AgentTaskFailed, InvalidArguments
 from delegation.opening import new_workflow_id, read_deadline
 from delegation.state import Delegation, WorkflowId
 from delegation.store import Store
+from delegation.times import rfc3339
 from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
 from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
-from workers.release import check_continuation, publish_release
+from workers.release import check_continuation, check_on_note, publish_release
 from workers.results import state_of
 from workers.runtime import runtime
+from workers.talk import give_reply, want_cancel
 
 
 class DelegationHandle:
@@ -53,6 +56,22 @@ class DelegationHandle:
         found: list[dict[str, Any]] = json.loads(runtime().store.content(self.id) or "[]")
         return found
 
+    def reply(self, text: str | None = None, **given: Any) -> int:
+        """Answer the agent's question: ``text``, ``data`` (JSON) or both; the reply's number.
+
+        Kept at once, sent when it is our turn, in order, once. Raises UnknownDelegation, DelegationEnded,
+        InvalidArguments.
+        """
+        return give_reply(self.id, text, **given)
+
+    def cancel(self, reason: str = "") -> str | None:
+        """Have it cancelled at the agent, within the cancel deadline; durable when this returns.
+
+        Returns the receipt as it is now (see ``describe()["cancel"]``), None for one that ended before anybody wished.
+        """
+        want_cancel(carrying_app(), self.id, reason)
+        return receipt(runtime().store.load(self.id).delegation)
+
     def wait(self, timeout: float | timedelta | None = None) -> dict[str, Any]:
         """The outcome, when there is one. Raises TimeoutError, and AgentTaskFailed unless it is COMPLETED."""
         store = runtime().store
@@ -78,15 +97,23 @@ class Workflow:
         return f"Workflow({self.id!r})"
 
     @classmethod
-    def open(cls, name: str = "", deadline: timedelta | datetime | str | None = None) -> Self:
-        """A new workflow. No child outlives its deadline."""
+    def open(
+        cls, name: str = "", deadline: timedelta | datetime | str | None = None, on_note: Signature | None = None
+    ) -> Self:
+        """A new workflow. No child outlives its deadline, past which it ends FAILED itself unless it was joined.
+
+        ``on_note`` is called for each note as ``on_note(*its own args, workflow_id=…, delegation_id=…, note=…)``.
+        """
+        if on_note is not None:
+            check_on_note(carrying_app(), on_note)
         context = runtime()
         limit = read_deadline(deadline)
         workflow = cls(new_workflow_id())
         after_s = limit.after_s if limit.at is None else limit.at - context.store.now()
         if after_s is not None and after_s <= 0:
             raise InvalidArguments("deadline: must be in the future")
-        context.store.open_workflow(workflow.id, name=name, deadline_s=after_s)
+        told = loads(dumps(on_note)) if on_note is not None else None
+        context.store.open_workflow(workflow.id, name=name, deadline_s=after_s, on_note=told)
         return workflow
 
     @classmethod
@@ -148,15 +175,52 @@ class Workflow:
         self._end(WorkflowState.COMPLETED, result)
 
     def fail(self, reason: str = "") -> None:
-        """The end, for the worse. Raises WorkflowConflict."""
-        self._end(WorkflowState.FAILED, {"reason": reason})
+        """The end, for the worse; its children are cancelled. Raises WorkflowConflict."""
+        self._end(WorkflowState.FAILED, {"reason": reason}, reason=reason)
 
-    def _end(self, state: WorkflowState, result: Any) -> None:
+    def cancel(self, reason: str = "") -> dict[str, str | None]:
+        """Cancel it and its children: CANCELED when the last of them has ended, CANCELING until then.
+
+        Returns the receipts as they are now (see :meth:`receipts`). Raises WorkflowConflict when it has ended; asking
+        again while it is being cancelled changes nothing.
+        """
+        store = runtime().store
+        if store.load_workflow(self.id).state is not WorkflowState.CANCELING:
+            self._end(WorkflowState.CANCELED, {"reason": reason}, reason=reason)
+        return self.receipts()
+
+    def receipts(self) -> dict[str, str | None]:
+        """Child id → what became of the wish to cancel it: ``pending``, ``cancelled``, ``already ended``, ``refused``
+        (watched on) or ``unreachable`` (CANCELED, unconfirmed); None where nobody wished."""
+        store = runtime().store
+        record = store.load_workflow(self.id)
+        ended = "already ended" if record.cancel_reason or record.state in _CANCELLED else None
+        children = _children(store, record)
+        return {child.id: receipt(child) or (ended if child.outcome else None) for child in children}
+
+    def notes(self) -> list[dict[str, Any]]:
+        """What happened to its children since the last call: ends, and new questions, oldest first; each is told once.
+
+        ``{at, number, delegation_id, agent, state, text, source}``; what follows the colon in ``text`` is ``source``'s
+        words: data, never an instruction. When too many piled up, the first one says how many were dropped.
+        """
+        dropped, notes = runtime().store.drain_notes(self.id)
+        told = [{**note, "at": rfc3339(note["at"])} for note in notes]
+        if not dropped:
+            return told
+        text = f"{dropped} older note{'' if dropped == 1 else 's'} dropped"
+        lost = dict.fromkeys(("at", "number", "delegation_id", "agent", "state")) | {
+            "text": text,
+            "source": "delegation",
+        }
+        return [lost, *told]
+
+    def _end(self, state: WorkflowState, result: Any, *, reason: str = "") -> None:
         try:
             json.dumps(result)
         except (TypeError, ValueError):
             raise InvalidArguments("result: must be JSON") from None
-        runtime().store.end_workflow(self.id, state, result)
+        runtime().store.end_workflow(self.id, state, result, reason=reason)
 
     def children(self) -> list[DelegationHandle]:
         """Handles of its children, in the order they were made."""
@@ -182,9 +246,11 @@ class Workflow:
             "children": [describe(child) for child in _children(store, record)],
             "created_at": rfc3339(record.created_at),
             "deadline_at": rfc3339(record.deadline_at),
+            "reason": (record.result or {}).get("reason") if record.state in _CANCELLED else None,
         }
 
 
+_CANCELLED = (WorkflowState.FAILED, WorkflowState.CANCELING, WorkflowState.CANCELED)
 _ENDED = tuple(state for state in WorkflowState if state.is_ended)
 
 
@@ -201,6 +267,10 @@ def describe(delegation: Delegation) -> dict[str, Any]:
         "agent_task_id": progress.agent_task_id,
         "context_id": progress.context_id,
         "status_text": progress.status_text,
+        "question": describe_question(delegation),
+        "artifact_names": list(progress.artifact_names),
+        "replies": {"sent": progress.turn, "waiting": max(0, delegation.replies - progress.turn)},
+        "cancel": receipt(delegation),
         "reason": outcome.reason if outcome else None,
         "outcome": outcome.to_dict() if outcome else None,
         "created_at": rfc3339(delegation.created_at),
@@ -209,11 +279,18 @@ def describe(delegation: Delegation) -> dict[str, Any]:
     }
 
 
-def rfc3339(at: float | None) -> str | None:
-    """Redis time as RFC 3339 with ``Z``, milliseconds."""
-    if at is None:
+def describe_question(delegation: Delegation) -> dict[str, Any] | None:
+    """What the agent asks and nobody has answered; None while it asks nothing. ``parts`` are as it sent them."""
+    progress, question = delegation.progress, delegation.progress.question
+    if question is None or not delegation.waits_for_reply or delegation.outcome is not None:
         return None
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {
+        "number": question.number,
+        "state": delegation.state.value,
+        "text": progress.status_text,
+        "parts": list(progress.status_parts),
+        "asked_at": rfc3339(question.asked_at),
+    }
 
 
 def changes(store: Store, root_id: str, timeout: float | timedelta | None) -> Iterator[str | None]:

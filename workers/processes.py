@@ -70,6 +70,10 @@ def web_command(address: str) -> list[str]:
     return [sys.executable, "-m", "gunicorn", "-c", "python:web.server", "--bind", address, "--no-control-socket"]
 
 
+def follower_command() -> list[str]:
+    return [sys.executable, "-m", "workers.cli", "follower"]
+
+
 def flower_command(settings: Settings, port: int) -> list[str]:
     """Loopback only: it shows what runs and has no password."""
     command = [sys.executable, "-m", "celery", "--quiet", "-A", settings.celery.app, "flower"]
@@ -149,6 +153,11 @@ def wait_until_web_is_ready(child: Child) -> None:
 def wait_until_worker_is_ready(child: Child) -> None:
     """Raises ProcessFailed."""
     child.wait_for_line(r"\S+@\S+ ready\.")
+
+
+def wait_until_follower_is_ready(child: Child) -> None:
+    """Raises ProcessFailed."""
+    child.wait_for_line("follower ready")
 
 
 def wait_until_flower_is_ready(child: Child) -> None:

@@ -1,4 +1,4 @@
-"""What a workflow's release runs: checked when it is stored, published when the last child has ended, once or again."""
+"""What a workflow's release and its notes run: checked when it is stored, published when it is time, once or again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from celery.canvas import Signature
 from kombu.exceptions import OperationalError
 
 from delegation.errors import InvalidArguments
+from delegation.failpoints import failpoint
 from workers.results import state_of
 from workers.runtime import runtime
 
@@ -50,20 +51,56 @@ def publish_release(app: Celery, workflow_id: str, *, again: bool = False) -> No
         store.continuation_published(workflow_id, workflow.release_id)
 
 
+def publish_notes(app: Celery, workflow_id: str) -> None:
+    """Tell of each note by the workflow's ``on_note``, in order, each under one fixed Celery id, ids only."""
+    store = runtime().store
+    signed = store.load_workflow(workflow_id).on_note
+    while signed and (untold := store.untold_notes(workflow_id)):
+        for number, delegation_id in untold:
+            on_note = signature(signed, app=app)
+            on_note["kwargs"] = {
+                **on_note.kwargs,
+                "workflow_id": workflow_id,
+                "delegation_id": delegation_id,
+                "note": number,
+            }
+            try:
+                on_note.apply_async(task_id=f"{workflow_id}.note.{number}", add_to_parent=False)
+            except OperationalError as error:
+                log.warning("workflow.note_not_told", workflow_id=workflow_id, error=type(error).__name__)
+                return  # the due index has it
+            except TypeError:
+                log.error("workflow.note_refused", workflow_id=workflow_id, celery_task=on_note.task)  # noqa: TRY400
+        failpoint("tell.middle")
+        if store.notes_told(workflow_id, untold[-1][0]) == 0:
+            return
+
+
+def check_on_note(app: Celery, on_note: Any) -> None:
+    """One task that takes what it is told. Raises InvalidArguments."""
+    _check(app, on_note, "on_note", {"workflow_id": "", "delegation_id": "", "note": 0})
+
+
 def check_continuation(app: Celery, then: Any) -> None:
     """One task that takes what a release tells it, as far as this process can know. Raises InvalidArguments.
 
     A canvas has no single id that could be seen to run.
     """
-    if not isinstance(then, Signature) or then.get("subtask_type"):
-        raise InvalidArguments("then: the signature of one task, which may start a canvas of its own")
-    registered: Any = app.tasks.get(str(then.task))
+    _check(app, then, "then", {"workflow_id": "", "release_id": "", "round": 0})
+
+
+def _check(app: Celery, given: Any, argument: str, told: dict[str, Any]) -> None:
+    if not isinstance(given, Signature) or given.get("subtask_type"):
+        raise InvalidArguments(f"{argument}: the signature of one task, which may start a canvas of its own")
+    registered: Any = app.tasks.get(str(given.task))
     if registered is None or not registered.typing:
         return
     try:
-        registered.__header__(*then.args, **{**then.kwargs, "workflow_id": "", "release_id": "", "round": 0})
+        registered.__header__(*given.args, **{**given.kwargs, **told})
     except TypeError as error:
-        raise InvalidArguments(f"then: {error}; it is called with workflow_id, release_id and round as well") from None
+        names = list(told)
+        also = f"{', '.join(names[:-1])} and {names[-1]}"
+        raise InvalidArguments(f"{argument}: {error}; it is called with {also} as well") from None
 
 
 def _ignores_result(app: Celery, then: Any) -> bool:

@@ -73,7 +73,10 @@ def make_store(settings: Settings, *, timeout_s: float = 10.0) -> Store:
     """A store as the settings say."""
     limits = Limits(
         calls_per_agent=settings.limits.calls_per_agent,
+        calls_per_second=settings.limits.calls_per_second,
+        breaker_failures=settings.limits.breaker_failures,
         history=settings.limits.history,
+        notes=settings.limits.notes,
         retention_s=int(settings.defaults.retention.total_seconds()),
         max_deadline_s=settings.defaults.max_deadline.total_seconds(),
     )
@@ -99,6 +102,9 @@ def make_rules(settings: Settings) -> Rules:
         refetch_s=tuple(timing.refetch),
         attempts=limits.attempts,
         message_text_bytes=limits.message_text_bytes,
+        artifact_bytes=limits.artifact_bytes,
+        rounds=limits.rounds,
+        same_turns=limits.same_turns,
     )
 
 

@@ -14,7 +14,7 @@ import structlog
 from celery import Celery, bootsteps
 from kombu.exceptions import OperationalError
 
-from delegation.decide import Step, choose_steps
+from delegation.due import Step, choose_steps, choose_workflow_steps
 from delegation.errors import DelegationError, StateLost, StoreUnavailable
 from delegation.state import Phase
 from delegation.store import Due, Store
@@ -134,12 +134,9 @@ class Sweep:
                 log.error("workflow.repaired", workflow_id=workflow_id, children=repaired, release_id=release_id)
 
     def _sweep_workflow(self, due: Due) -> None:
-        """An ended workflow starts its retention; the continuation of its last release may still have to be seen."""
-        expire = ("delegation.expire_workflow",) if "cleanup_at" in due.timers else ()
-        release = (Step.RELEASE.value,) if due.timers.get("publish_at", due.now + 1) <= due.now else ()
-        for step in (*expire, *release):
+        for step in choose_workflow_steps(due.timers, due.now):
             task_id = f"{due.id}.{step.rpartition('.')[2]}"
-            self._app.tasks[step].apply_async((due.id,), task_id=task_id, add_to_parent=False)
+            self._app.tasks[step.value].apply_async((due.id,), task_id=task_id, add_to_parent=False)
 
     def _send_again(self, due: Due, step: Step) -> None:
         """A message of a user's canvas that was lost, or whose worker died."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from celery.exceptions import Ignore
 from delegation.agent_task import TaskState
 from delegation.errors import AgentTaskFailed, StoreUnavailable, UnknownDelegation, UnknownWorkflow
 from delegation.failpoints import failpoint
-from delegation.lifecycle import Aftermath
 from delegation.state import Delegation
+from delegation.steps import Aftermath
 from workers.canvas import (
     QUIET_STEP,
     STEP,
@@ -28,8 +29,9 @@ from workers.canvas import (
     watch_id,
 )
 from workers.events import announce_parked, announce_resumed
-from workers.release import publish_release
+from workers.release import publish_notes, publish_release
 from workers.runtime import runtime
+from workers.talk import want_cancel
 
 log = structlog.get_logger("delegation")
 
@@ -73,6 +75,20 @@ def watch(self: Task[Any, Any], delegation_id: str) -> str:
 def wake(self: Task[Any, Any], delegation_id: str) -> None:
     """Look at a delegation: GetTask, and apply that answer."""
     follow_up(self.app, runtime().lifecycle.wake(delegation_id))
+
+
+@shared_task(bind=True, name="delegation.send_reply", **STEP)
+@hint
+def send_reply(self: Task[Any, Any], delegation_id: str) -> None:
+    """Send the next reply that waits for its turn."""
+    follow_up(self.app, runtime().lifecycle.send_reply(delegation_id))
+
+
+@shared_task(bind=True, name="delegation.cancel", **STEP)
+@hint
+def cancel(self: Task[Any, Any], delegation_id: str) -> None:
+    """Tell the agent that nobody wants this any more."""
+    follow_up(self.app, runtime().lifecycle.cancel(delegation_id))
 
 
 @shared_task(bind=True, name="delegation.expire", **STEP)
@@ -148,13 +164,41 @@ def clean_up(self: Task[Any, Any], *delegation_ids: str) -> None:
             hint(lambda _, id_: runtime().lifecycle.clean_up(id_))(self, delegation_id)
 
 
-@shared_task(bind=True, name="delegation.expire_workflow", **QUIET_STEP)
+@shared_task(bind=True, name="delegation.tell", **QUIET_STEP)
+@hint
+def tell(self: Task[Any, Any], workflow_id: str) -> None:
+    """Publish a message for each note that none told of yet."""
+    publish_notes(self.app, workflow_id)
+
+
+@shared_task(bind=True, name="delegation.cancel_children", **STEP)
+@hint
+def cancel_children(self: Task[Any, Any], workflow_id: str) -> None:
+    """A workflow failed or is cancelled, and so are its children, those that have not ended."""
+    store = runtime().store
+    reason = store.load_workflow(workflow_id).cancel_reason
+    for child in store.unresolved_children(workflow_id):
+        with contextlib.suppress(UnknownDelegation):
+            want_cancel(self.app, child, reason)
+        failpoint("cancel_children.middle")
+    store.drop_timer(workflow_id, "cancel_at")
+
+
+@shared_task(bind=True, name="delegation.expire_workflow", **STEP)
 @hint
 def expire_workflow(_: Task[Any, Any], workflow_id: str) -> None:
+    """The workflow's deadline has passed."""
+    if runtime().store.expire_workflow(workflow_id):
+        log.info("workflow.expired", workflow_id=workflow_id)
+
+
+@shared_task(bind=True, name="delegation.retire_workflow", **QUIET_STEP)
+@hint
+def retire_workflow(_: Task[Any, Any], workflow_id: str) -> None:
     """Start the retention of an ended workflow and its children."""
     store = runtime().store
     failpoint("purge.middle")
-    store.expire_workflow(store.load_workflow(workflow_id))
+    store.retire_workflow(store.load_workflow(workflow_id))
 
 
 def follow_up(app: Celery, aftermath: Aftermath | None) -> None:
@@ -163,7 +207,9 @@ def follow_up(app: Celery, aftermath: Aftermath | None) -> None:
         return
     delegation, settlement = aftermath.delegation, aftermath.settlement
     if aftermath.wake_now:
-        publish_wake(app, delegation, delegation.version)
+        publish_wake(app, delegation.id, delegation.version)
+    if aftermath.has_note and delegation.workflow_id:
+        publish_notes(app, delegation.workflow_id)
     if settlement is None or not settlement.settled:
         return
     failpoint("release.after_commit")

@@ -19,8 +19,8 @@ from workers.printable import one_line
 from workers.project_directory import ProjectDirectory, names_redis
 from workers.runtime import make_store
 
-_COLOURS = ("cyan", "yellow", "green", "magenta", "blue")
-_WIDTH = 6
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+_WIDTH = 8
 _LOOK_EVERY_S = 0.2
 
 
@@ -88,12 +88,14 @@ def _start_all(settings: Settings, children: Children, output: Output, redis: di
     address = processes.web_address(settings)
     web = children.start(Child("web", processes.web_command(address), env=env, on_line=output))
     worker = children.start(Child("worker", processes.worker_command(settings), env=env, on_line=output))
+    follower = children.start(Child("follower", processes.follower_command(), env=env, on_line=output))
     flower_port = processes.flower_port() if processes.has_flower() else None
     if flower_port is not None:
         flower = Child("flower", processes.flower_command(settings, flower_port), env=env, on_line=output)
         children.start(flower)
     processes.wait_until_web_is_ready(web)
     processes.wait_until_worker_is_ready(worker)
+    processes.wait_until_follower_is_ready(follower)
     for line in _greeting(settings, address, flower_port):
         output("up", line)
 

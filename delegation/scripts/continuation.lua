@@ -6,13 +6,11 @@
 local now = redis_now()
 local f = redis.call('HMGET', KEYS[1], 'release_id', 'publish_at', 'publishes')
 if f[1] ~= ARGV[2] or not f[2] then return -1 end
-local member = 'workflow:' .. ARGV[1]
 if ARGV[3] == 'published' then
   local publishes = redis.call('HINCRBY', KEYS[1], 'publishes', 1)
   -- Longer each time: a continuation that waits in a long queue is not lost.
-  local at = stamp(now + tonumber(ARGV[4]) * 2 ^ (publishes - 1))
-  redis.call('HSET', KEYS[1], 'publish_at', at)
-  redis.call('ZADD', KEYS[2], at, member)
+  redis.call('HSET', KEYS[1], 'publish_at', stamp(now + tonumber(ARGV[4]) * 2 ^ (publishes - 1)))
+  reschedule_workflow(KEYS[1], KEYS[2], ARGV[1])
   return publishes
 end
 if ARGV[3] == 'poisoned' then
@@ -20,5 +18,5 @@ if ARGV[3] == 'poisoned' then
   redis.call('HINCRBY', KEYS[3], 'continuations_poisoned', 1)
 end
 redis.call('HDEL', KEYS[1], 'publish_at')
-if redis.call('HEXISTS', KEYS[1], 'cleanup_at') == 0 then redis.call('ZREM', KEYS[2], member) end
+reschedule_workflow(KEYS[1], KEYS[2], ARGV[1])
 return tonumber(f[3] or 0)

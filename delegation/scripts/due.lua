@@ -12,29 +12,49 @@ local function stamp(at)
   return string.format('%.3f', at)
 end
 
-local TIMERS = {'lease_until', 'deadline_at', 'poll_at', 'refetch_at', 'publish_at', 'cleanup_at'}
+-- Of delegations, then of workflows; a name means the same in both.
+local TIMERS = {'lease_until', 'deadline_at', 'poll_at', 'refetch_at', 'publish_at', 'cleanup_at', 'reply_at', 'cancel_at',
+  'note_at', 'expire_at'}
 
--- Sets the entry's score to the earliest timer that counts now; removes the entry when none does.
-local function reschedule(record, due, member, now)
-  local f = redis.call('HMGET', record, 'phase', unpack(TIMERS))
-  local settled = f[1] == 'SETTLED' or f[1] == 'RELEASED'
-  local lease = seconds(f[2])
-  local earliest
-  local function count(at)
-    if at and (not earliest or at < earliest) then earliest = at end
-  end
-  if settled then
-    local cleanup = seconds(f[7])
-    count(seconds(f[6])) count(cleanup and lease and lease > now and lease or cleanup)
-  else
-    count(seconds(f[3]))
-    if lease and lease > now then
-      count(lease) -- a step is at work: nothing else to do until it ends or is presumed dead
-    else
-      count(seconds(f[4])) count(seconds(f[5])) count(seconds(f[6])) count(lease)
+-- The timers that are set, by name, as numbers; and as they are written.
+local function read_timers(record)
+  local at, written = {}, {}
+  for i, value in ipairs(redis.call('HMGET', record, unpack(TIMERS))) do
+    if value then
+      at[TIMERS[i]] = seconds(value)
+      written[#written + 1] = TIMERS[i] .. '=' .. value
     end
   end
+  return at, written
+end
+
+-- Sets the entry's score to the earliest of these timers; removes the entry when none is set.
+local function schedule(due, member, timers)
+  local earliest
+  for _, at in pairs(timers) do
+    if not earliest or at < earliest then earliest = at end
+  end
   if earliest then redis.call('ZADD', due, stamp(earliest), member) else redis.call('ZREM', due, member) end
+end
+
+-- The entry of a delegation, by the timers that count in its phase.
+local function reschedule(record, due, member, now)
+  local phase = redis.call('HGET', record, 'phase')
+  local at = read_timers(record)
+  local leased = at.lease_until and at.lease_until > now
+  if phase == 'SETTLED' or phase == 'RELEASED' then
+    schedule(due, member, {publish_at = at.publish_at, cleanup_at = at.cleanup_at and leased and at.lease_until or at.cleanup_at})
+  elseif leased then
+    schedule(due, member, {lease_until = at.lease_until, deadline_at = at.deadline_at}) -- a step is at work: nothing else until it ends or is dead
+  else
+    if phase ~= 'WATCHING' then at.reply_at = nil end
+    schedule(due, member, at)
+  end
+end
+
+-- The entry of a workflow: all its timers count, always.
+local function reschedule_workflow(workflow, due, id)
+  schedule(due, 'workflow:' .. id, (read_timers(workflow)))
 end
 
 -- Writes field/value pairs; an empty value removes the field.

@@ -1,6 +1,7 @@
 -- What follows one call in its canvas was published and its result is stored. RELEASED when it is the call that opened
 -- the delegation; nothing is left to do when no call that shares the delegation waits either.
 -- KEYS 1 record   2 due   3 roots   4 history   5 content   6 call   7 idempotency   8 workflow   9 shares
+--      10 replies
 -- ARGV 1 delegation id   2 root id   3 retention in seconds   4 '1' for a child: its workflow's end starts the retention,
 --      or it does itself when it outlived its workflow   5 id of a sharing call, or '' for the one that opened it
 local now = redis_now()
@@ -14,7 +15,7 @@ elseif phase == 'SETTLED' then
   redis.call('HDEL', KEYS[1], 'canvas', 'op', 'answer')
   local parent = ARGV[4] == '1' and redis.call('HGET', KEYS[8], 'state')
   if not (parent == 'OPEN' or parent == 'JOINING' or parent == 'RELEASED') then
-    for _, i in ipairs({1, 4, 5, 6, 7, 9}) do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
+    for _, i in ipairs({1, 4, 5, 6, 7, 9, 10}) do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
   end
 else
   return 0

@@ -11,10 +11,7 @@ if redis.call('HEXISTS', KEYS[1], 'publish_at') == 1 then return {'refused', 'PU
 if ARGV[3] == '' then redis.call('HDEL', KEYS[1], 'then') else redis.call('HSET', KEYS[1], 'then', ARGV[3]) end
 redis.call('HDEL', KEYS[1], 'release_id')
 redis.call('HSET', KEYS[1], 'state', 'JOINING', 'op', ARGV[1])
-local release = ''
-if redis.call('SCARD', KEYS[4]) == 0 then
-  release = record_release(KEYS[1], KEYS[2], KEYS[3], ARGV[2], now, tonumber(ARGV[4]))
-end
+local release = resolve_parent(KEYS[1], KEYS[4], KEYS[2], KEYS[3], ARGV[2], now, tonumber(ARGV[4]))
 redis.call('HSET', KEYS[1], 'answer', release)
 redis.call('PUBLISH', KEYS[5] .. ':' .. ARGV[2], ARGV[2])
 return {'joined', release}

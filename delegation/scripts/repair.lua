@@ -14,8 +14,5 @@ for i = 5, #KEYS do
   end
 end
 if repaired > 0 then redis.call('HINCRBY', KEYS[4], 'children_repaired', repaired) end
-local release = ''
-if ARGV[3] == '1' and redis.call('HGET', KEYS[1], 'state') == 'JOINING' and redis.call('SCARD', KEYS[2]) == 0 then
-  release = record_release(KEYS[1], KEYS[3], KEYS[4], ARGV[1], redis_now(), tonumber(ARGV[2]))
-end
-return {repaired, release}
+if ARGV[3] ~= '1' then return {repaired, ''} end
+return {repaired, resolve_parent(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[1], redis_now(), tonumber(ARGV[2]))}

@@ -31,12 +31,7 @@ for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now),
   if not phase then
     redis.call('ZREM', KEYS[1], member)
   else
-    local timer, timers = {}, {}
-    local values = redis.call('HMGET', record, unpack(TIMERS))
-    for i, name in ipairs(TIMERS) do
-      timer[name] = seconds(values[i])
-      if values[i] then timers[#timers + 1] = name .. '=' .. values[i] end
-    end
+    local timer, timers = read_timers(record)
     local needs = kind_of_step(kind, phase, timer)
     if not needs then
       redis.call('ZADD', KEYS[1], 'XX', stamp(now + 5), member)

@@ -9,8 +9,8 @@ import pytest
 from kombu.exceptions import OperationalError
 
 from delegation.agent_task import TaskState
-from delegation.decide import Moment, settle
-from delegation.state import Cause, Phase, Rules
+from delegation.endings import settle
+from delegation.state import Cause, Moment, Phase, Rules
 from tests.support.caller import caller_in
 from tests.support.processes import Deployment, ScriptedAgent
 from workers import delegate

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gc
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
 
 from delegation.agent_task import (
@@ -19,11 +17,12 @@ from delegation.agent_task import (
     AgentTask,
     AgentTaskId,
     ContextId,
+    DataPart,
     OutgoingMessage,
     PushConfig,
     TaskState,
 )
-from delegation.cards import CARD_PATH, CheckedCard, Interface, allowed_origins, fetch_card
+from delegation.cards import CARD_PATH, CheckedCard, allowed_origins, fetch_card
 from delegation.client import AgentClient
 from delegation.errors import (
     AgentBusy,
@@ -38,8 +37,9 @@ from delegation.errors import (
     PushNotAccepted,
 )
 from delegation.outbound import GuardedTransport
-from delegation.settings import AgentSettings, LimitSettings
-from tests.support.child import ChildProcess, free_port, wait_until
+from delegation.settings import AgentSettings
+from tests.support.child import free_port
+from tests.support.clients import DEADLINE_S, PATIENCE_S, SdkAgent, client_of, message, sdk_agent_process
 from tests.support.raw_server import (
     Behaviour,
     RawServer,
@@ -58,28 +58,6 @@ TASK = {"id": "t1", "contextId": "c1", "status": {"state": "TASK_STATE_WORKING"}
 T1 = AgentTaskId("t1")
 PUSH = PushConfig(id="push-1", url="http://127.0.0.1:9/a2a/push/x?token=no", token="tok-0123456789abcdef")
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
-DEADLINE_S = 5.0
-PATIENCE_S = 1.0  #: how much later than its deadline a call may end
-
-
-def message(text: str, number: int = 1, **fields: Any) -> OutgoingMessage:
-    return OutgoingMessage(message_id=f"m{number}", context_id=ContextId(f"ctx-{number}"), text=text, **fields)
-
-
-def client_of(
-    url: str, binding: str = "JSONRPC", *, answer_bytes: int = 100_000, **settings: Any
-) -> tuple[AgentClient, GuardedTransport]:
-    agent = AgentSettings(id="agent", url=url, **settings)
-    card = CheckedCard(
-        name="raw",
-        description="raw",
-        version="1",
-        interface=Interface(url=f"{url}/rpc", binding=binding, protocol_version="1.0"),
-        can_push=True,
-    )
-    transport = GuardedTransport(allowed_origins(agent))
-    client = AgentClient(agent, card, "us", transport=transport, limits=LimitSettings(answer_bytes=answer_bytes))
-    return client, transport
 
 
 def get(client: AgentClient, deadline_s: float = DEADLINE_S) -> AgentTask:
@@ -99,35 +77,10 @@ def failure(client: AgentClient, deadline_s: float = DEADLINE_S) -> AgentError:
 # --- An agent on the official SDK, both bindings ----------------------------------------------------------------------
 
 
-class SdkAgent:
-    """The agent process, a client for it as an operator would configure it, and what the agent saw."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        agent = AgentSettings(id="sdk", url=url, headers={"X-Team": "travel"})
-        self.transport = GuardedTransport(allowed_origins(agent))
-        self.card = fetch_card(agent, self.transport, participant_id="us", max_bytes=1 << 20)
-        self.client = AgentClient(agent, self.card, "us", transport=self.transport, limits=LimitSettings())
-
-    def seen(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = httpx.get(f"{self.url}/_seen", trust_env=False).json()
-        return entries
-
-    def until(self, task: AgentTask, state: TaskState) -> AgentTask:
-        def look() -> AgentTask | None:
-            found = self.client.get_task(task.id, deadline_s=DEADLINE_S)
-            return found if found.state is state else None
-
-        return wait_until(look, what=state)
-
-
 @pytest.fixture(scope="module", params=["JSONRPC", "HTTP+JSON"])
 def sdk_agent(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkAgent]:
-    command = [sys.executable, "-m", "tests.support.sdk_agent", "--binding", request.param]
-    with ChildProcess(command, log=tmp_path_factory.mktemp("sdk") / "agent.log").start() as process:
-        agent = SdkAgent(json.loads(process.wait_for_output(r'\{"ready".*\}').group())["ready"])
+    with sdk_agent_process(request.param, tmp_path_factory.mktemp("sdk") / "agent.log") as agent:
         yield agent
-        agent.transport.close()
 
 
 def test_a_card_of_the_sdk_is_accepted(sdk_agent: SdkAgent) -> None:
@@ -171,7 +124,8 @@ def test_a_question_is_answered_in_the_same_task(sdk_agent: SdkAgent) -> None:
 
 def test_every_call_says_who_we_are_and_keeps_json_as_it_was(sdk_agent: SdkAgent) -> None:
     """Headers on each request; integers in data are not floats on the wire (case C066)."""
-    data = ({"qty": 3, "id": 9007199254740993, "price": 0.5, "none": None, "deep": [{"n": 1}]}, 7)
+    values = [{"qty": 3, "id": 9007199254740993, "price": 0.5, "none": None, "deep": [{"n": 1}]}, 7]
+    data = (DataPart(value=values[0], media_type="application/vnd.x+json"), DataPart(value=values[1]))
     sent = message("work", 13, data=data, extra_texts=("and this",), metadata={"n": 1, "participant_id": "alice"})
     task = sdk_agent.client.send_message(sent, push=PUSH, deadline_s=DEADLINE_S)
     assert isinstance(task, AgentTask)
@@ -185,7 +139,9 @@ def test_every_call_says_who_we_are_and_keeps_json_as_it_was(sdk_agent: SdkAgent
         assert "cookie" not in headers
     body = next(json.loads(call["body"]) for call in calls if '"m13"' in call.get("body", ""))
     request = body.get("params", body)
-    assert json.dumps([part["data"] for part in request["message"]["parts"][2:]]) == json.dumps(list(data))
+    parts = request["message"]["parts"][2:]
+    assert json.dumps([part["data"] for part in parts]) == json.dumps(values)
+    assert [part.get("mediaType") for part in parts] == ["application/vnd.x+json", None]
     assert [part["text"] for part in request["message"]["parts"][:2]] == ["work", "and this"]
     assert json.dumps(request["message"]["metadata"], sort_keys=True) == '{"n": 1, "participant_id": "alice"}'
     configuration = request["configuration"]
@@ -620,7 +576,7 @@ def test_what_the_sdk_cannot_even_send_is_refused_before_it_leaves(server: RawSe
     with pytest.raises(AgentRefused):
         send(client, "\ud800")
     with pytest.raises(AgentRefused):
-        send(client, data=({"x": float("nan")},))
+        send(client, data=(DataPart(value={"x": float("nan")}),))
     assert server.seen == []
     assert transport.connections == 0
 

@@ -28,6 +28,7 @@ from delegation.errors import (
 )
 from delegation.roster import Roster
 from delegation.settings import AgentSettings, Settings, TimingSettings
+from delegation.task_extension import TASK_EXTENSION
 from tests.support.child import free_port
 from tests.support.raw_server import RawServer, Seen, http, says
 from tests.support.services import ValkeyProcess
@@ -276,6 +277,33 @@ def test_a_client_lives_as_long_as_its_interface(
     assert second is not first
     second.get_task(AgentTaskId("t1"), deadline_s=5)
     assert cards.server.seen[-1].line == "POST /rpc2 HTTP/1.1"
+
+
+def test_a_client_calls_as_whoever_delegated(cards: CardServer, make_roster: Callable[..., Roster]) -> None:
+    """Agents know a delegation's sender by the id it was opened with, whatever the settings say today."""
+    roster = make_roster(agent(cards.url), server={"participant_id": "today"})
+    for participant_id, sent in ((None, "today"), ("before", "before"), ("today", "today")):
+        roster.client("helper", participant_id).get_task(AgentTaskId("t1"), deadline_s=5)
+        assert cards.server.seen[-1].headers["x-participant-id"] == sent
+    assert roster.client("helper") is roster.client("helper", "today")
+    assert roster.client("helper", "before") is roster.client("helper", "before")
+    assert cards.server.connections == 1
+
+
+def test_a_client_learns_what_its_card_offers_anew(
+    cards: CardServer, make_roster: Callable[..., Roster], store: redis.Redis
+) -> None:
+    """Streams, and the extensions that its calls name."""
+    roster = make_roster(agent(cards.url))
+    assert not roster.client("helper").card.can_stream
+    offers = {"streaming": True, "extensions": [{"uri": TASK_EXTENSION, "required": True}]}
+    cards.change(capabilities=offers)
+    forget_card(roster, store)
+    client = roster.client("helper")
+    assert client.card.can_stream
+    client.get_task(AgentTaskId("t1"), deadline_s=5)
+    assert cards.server.seen[-1].headers["a2a-extensions"] == TASK_EXTENSION
+    assert roster.client("helper") is client
 
 
 def test_what_is_under_way_keeps_its_interface_though_the_card_is_refused_now(

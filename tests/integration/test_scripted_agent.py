@@ -96,9 +96,11 @@ def test_tasks_are_listed_by_context_with_the_message_that_made_them(agent: Scri
     assert client.error("ListTasks", contextId="c2") == -32601
 
 
-def test_cancel_has_three_manners(agent: ScriptedAgent, client: RpcCaller) -> None:
-    """CancelTask cancels, is refused, or is ignored, as configured; a terminal task cannot be cancelled."""
+def test_cancel_has_many_manners(agent: ScriptedAgent, client: RpcCaller) -> None:
+    """CancelTask cancels, is refused, unknown or ignored, as configured; a terminal task cannot be cancelled."""
     task_id = client.send({"states": [["WORKING", 0]]})["task"]["id"]
+    agent.configure(cancel="unsupported")
+    assert client.error("CancelTask", id=task_id) == -32004
     agent.configure(cancel="ignore")
     assert client.call("CancelTask", id=task_id)["status"]["state"] == "TASK_STATE_WORKING"
     agent.configure(cancel="refuse")
@@ -106,6 +108,53 @@ def test_cancel_has_three_manners(agent: ScriptedAgent, client: RpcCaller) -> No
     agent.configure(cancel="accept")
     assert client.call("CancelTask", id=task_id)["status"]["state"] == "TASK_STATE_CANCELED"
     assert client.error("CancelTask", id=task_id) == -32002
+
+
+def test_a_slow_cancel_may_lose_to_the_end(agent: ScriptedAgent, client: RpcCaller) -> None:
+    """The task goes on while it is being cancelled, and is CANCELED only if it has not ended by then."""
+    agent.configure(cancel="slow:0.1")
+    states = [["WORKING", 0], ["COMPLETED", 0.05]]
+    lasting, ending = (client.send({"states": each})["task"]["id"] for each in (states[:1], states))
+    assert client.call("CancelTask", id=lasting)["status"]["state"] == "TASK_STATE_CANCELED"
+    agent.configure(cancel="slow:0.5")
+    assert client.error("CancelTask", id=ending) == -32002
+
+
+def test_a_strict_agent_knows_only_who_began_a_task(agent: ScriptedAgent, client: RpcCaller) -> None:
+    """Nobody begins no task, a stranger finds none, and the message's word counts before the header."""
+    agent.configure(strict_participant=True)
+    assert client.error("SendMessage", **send_params("x")) == -32602
+    script = {"states": [["INPUT_REQUIRED", 0]]}
+    task_id = client.send(script, metadata={"participant_id": "us"})["task"]["id"]
+    assert client.error("GetTask", id=task_id) == -32001
+    assert client.call("ListTasks", contextId="c1")["tasks"] == []
+    assert client.error("CancelTask", id=task_id) == -32001
+    with RpcCaller(agent.url, {"X-Participant-Id": "us"}) as ours:
+        assert ours.call("GetTask", id=task_id)["id"] == task_id
+        forwarded = send_params(script, taskId=task_id, messageId="m2", metadata={"participant_id": "alice"})
+        assert ours.error("SendMessage", **forwarded) == -32001
+        assert ours.send(script, taskId=task_id, messageId="m3")["task"]["id"] == task_id
+
+
+def test_extensions_are_added_to_the_card(agent: ScriptedAgent, client: RpcCaller) -> None:
+    """URIs or objects, beside the other capabilities."""
+    required = {"uri": "https://example.test/b", "required": True}
+    agent.configure(extensions=["https://example.test/a", required], streaming=True)
+    capabilities = client.get("/.well-known/agent-card.json").json()["capabilities"]
+    assert capabilities["extensions"] == [{"uri": "https://example.test/a"}, required]
+    assert capabilities["streaming"] is True
+
+
+def test_the_ledger_tells_what_a_message_was_made_of(agent: ScriptedAgent, client: RpcCaller) -> None:
+    """Parts, data parts' media types, role and participant of each send, and the identity headers of each call."""
+    parts = [{"text": "x"}, {"data": {}, "mediaType": "application/vnd.test+json"}]
+    with RpcCaller(agent.url, {"X-Participant-Id": "us", "A2A-Extensions": "https://example.test/a"}) as ours:
+        ours.send("x", parts=parts, metadata={"participant_id": "us"})
+    (sent,) = agent.sends()
+    assert (sent["parts"], sent["media_types"]) == (2, ["application/vnd.test+json"])
+    assert (sent["role"], sent["participant_id"]) == ("ROLE_USER", "us")
+    identity = {"x-participant-id": "us", "a2a-extensions": "https://example.test/a"}
+    assert sent["headers"] == {"a2a-version": "1.0", **identity}
 
 
 def test_the_ledger_witnesses_every_call(agent: ScriptedAgent, client: RpcCaller) -> None:

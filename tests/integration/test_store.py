@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 from delegation.agent_task import TaskState
-from delegation.decide import Moment, Step, choose_steps, cleaned_up, left_for_later, not_started, settle
+from delegation.decide import not_started
+from delegation.due import Step, choose_steps
+from delegation.endings import cleaned_up, left_for_later, settle
 from delegation.errors import AgentUnreachable, StaleWrite, StoreUnavailable, WorkflowConflict
 from delegation.opening import new_workflow_id
-from delegation.redis_access import Limits
-from delegation.state import Cause, Delegation, Phase, Rules, WorkflowId
+from delegation.state import Cause, Delegation, Moment, Phase, Rules, WorkflowId
 from delegation.store import Begun, PushAnswer, Settlement, Store
 from delegation.workflow import WorkflowState
-from tests.support.delegations import CALM, TOKEN_DIGEST, Records, a_task, an_artifact, at
+from tests.support.delegations import CALM, FAST, TOKEN_DIGEST, Records, a_task, an_artifact, at
 from tests.support.processes import ValkeyProcess, free_port, wait_until
 
 _numbers = itertools.count()
@@ -45,7 +46,7 @@ def make_records(client: Any) -> Callable[..., Records]:
     prefix = f"t{next(_numbers)}:"
 
     def make(*, calls_per_agent: int = 8, history: int = 200, **rules: Any) -> Records:
-        limits = Limits(calls_per_agent=calls_per_agent, history=history, retention_s=RETENTION_S)
+        limits = replace(FAST, calls_per_agent=calls_per_agent, history=history, retention_s=RETENTION_S)
         return Records(client, prefix=prefix, rules=replace(CALM, **rules), limits=limits)
 
     return make
@@ -588,7 +589,7 @@ def test_a_failed_start_keeps_what_was_pushed_for_later(records: Records) -> Non
     _, sending = records.intend(records.open())
     push(records, sending.id)
     failed = not_started(sending, AgentUnreachable("no route"), Moment(now=records.store.now(), rules=Rules()))
-    assert not records.store.save(sending, failed)
+    assert not records.store.save(sending, failed).wake_now
     assert records.due_in(sending.id) == is_near(2)
     assert steps_of(records, sending.id) == (Step.START,)
 
@@ -752,7 +753,7 @@ def test_a_completed_workflow_still_owes_its_last_continuation(records: Records)
     workflow = records.open_workflow()
     release = records.store.join_workflow(workflow, {"task": "next"}) or ""
     records.store.end_workflow(workflow, WorkflowState.COMPLETED)
-    records.store.expire_workflow(records.store.load_workflow(workflow))
+    records.store.retire_workflow(records.store.load_workflow(workflow))
     assert records.store.load_workflow(workflow).is_publishing
     assert f"workflow:{workflow}" in records.due()
     records.store.continuation_seen(workflow, release)
@@ -885,7 +886,7 @@ def test_nothing_that_is_not_ended_has_a_ttl(records: Records) -> None:
     records.store.join_workflow(records.open_workflow(), {"task": "next"})
     records.store.make_epoch()
     records.store.sweep(10)
-    assert keys_with_ttl(records) <= {f"call:{child.call_id}"}
+    assert keys_with_ttl(records) <= {f"call:{child.call_id}", "rate:flights"}
 
 
 def test_a_lone_delegation_is_kept_for_the_retention(records: Records) -> None:
@@ -913,7 +914,7 @@ def test_children_are_kept_until_their_workflow_has_ended(records: Records) -> N
     records.store.end_workflow(workflow, WorkflowState.COMPLETED)
     assert records.due()[f"workflow:{workflow}"] == is_near(0)
     for _ in range(2):
-        records.store.expire_workflow(records.store.load_workflow(workflow))
+        records.store.retire_workflow(records.store.load_workflow(workflow))
         assert sum(key.startswith(("d:", "h:", "w:")) for key in keys_with_ttl(records)) == 7
         assert f"workflow:{workflow}" not in records.due()
 
@@ -923,7 +924,7 @@ def test_a_child_that_outlives_a_failed_workflow_is_kept_till_it_ended_too(recor
     workflow = records.open_workflow()
     child = records.start(workflow=workflow)
     records.store.end_workflow(workflow, WorkflowState.FAILED)
-    records.store.expire_workflow(records.store.load_workflow(workflow))
+    records.store.retire_workflow(records.store.load_workflow(workflow))
     assert records.client.ttl(records.key("d", child.id)) == -1
     records.end(child)
     assert records.client.ttl(records.key("d", child.id)) == -1

@@ -22,10 +22,11 @@ from hypothesis.stateful import (
 )
 
 from delegation.agent_task import TaskState
-from delegation.decide import Moment, cleaned_up, left_for_later, postpone
+from delegation.decide import postpone
+from delegation.endings import cleaned_up, left_for_later
 from delegation.errors import CallAmbiguous, StaleWrite, UnresolvedChildren, WorkflowConflict
 from delegation.redis_access import Limits
-from delegation.state import Cause, Delegation, Phase, Rules
+from delegation.state import Cause, Delegation, Moment, Phase, Rules
 from delegation.store import Begun, PushAnswer, Settlement
 from delegation.workflow import WorkflowState
 from tests.support.delegations import CALM, TOKEN_DIGEST, Records, RepeatingStore
@@ -241,7 +242,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.state.is_ended)
     @rule()
     def expire_workflow(self) -> None:
-        self.store.expire_workflow(self.store.load_workflow(self.workflow))
+        self.store.retire_workflow(self.store.load_workflow(self.workflow))
         self.state_expired = True
 
     # ------------------------------------------------------------ the model

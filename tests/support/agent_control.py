@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
+from tests.support.played_streams import ENDS
 from tests.support.pushes import credentials, status_update
 from tests.support.wire import Answer, Request, Response
 
@@ -27,6 +29,8 @@ class AgentControl:
             "GET /_config": lambda _: Response.of_json(asdict(agent.calls.config)),
             "POST /_move": self._move,
             "POST /_push": self._push,
+            "POST /_stream": self._disturb_streams,
+            "GET /_stream": lambda _: Response.of_json([stream.facts() for stream in agent.streams]),
             "GET /_ledger": self._show_ledger,
             "GET /_tasks": self._show_tasks,
             "GET /_stats": self._show_stats,
@@ -89,6 +93,20 @@ class AgentControl:
         ]
         return _statuses(sends)
 
+    def _disturb_streams(self, request: Request) -> Response:
+        given = json.loads(request.body)
+        streams = self._agent.streams.of(given.get("taskId") or "")
+        if "cut" in given and given["cut"] not in ENDS:
+            raise ValueError(f"cut: {given['cut']!r} is none of {', '.join(ENDS)}")
+        for stream in streams:
+            if "cut" in given:
+                stream.finish(given["cut"], why="cut")
+            elif "event" in given:
+                stream.send(given["event"])
+            else:
+                stream.send_raw(base64.b64decode(given["base64"]) if "base64" in given else given["raw"].encode())
+        return Response.of_json({"streams": len(streams)})
+
     def _show_ledger(self, request: Request) -> Response:
         since = parse_qs(request.query).get("since", ["0"])[0]
         return Response.of_json(self._agent.ledger.since(int(since)))
@@ -110,6 +128,9 @@ class AgentControl:
                 "max_in_flight": agent.max_in_flight,
                 "open": self._open_but(request),
                 "accepted": agent.server.accepted,
+                "streams_open": len(agent.streams),
+                "streams_opened": agent.streams.opened,
+                "streams_max": agent.streams.most,
             }
         )
 

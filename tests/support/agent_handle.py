@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,20 @@ class ScriptedAgent(ChildProcess):
         statuses: list[int | str] = self._post("/_push", {"taskId": task_id, **options})["statuses"]
         return statuses
 
+    def cut_streams(self, task_id: str = "", how: str = "reset") -> int:
+        """End the open streams of a task, or all: "close" (as it should be), "cut" (FIN in the middle), "reset", or
+        "half" (silence for good on an open connection; it still counts as open). Returns how many it hit."""
+        return int(self._post("/_stream", {"taskId": task_id, "cut": how})["streams"])
+
+    def emit(self, task_id: str, raw: str | bytes = b"", *, event: Mapping[str, Any] | None = None) -> int:
+        """Write bytes as they are, or one StreamResponse in an envelope, into a task's open streams.
+
+        Returns how many streams it has.
+        """
+        data = base64.b64encode(raw.encode() if isinstance(raw, str) else raw).decode()
+        what = {"base64": data} if event is None else {"event": dict(event)}
+        return int(self._post("/_stream", {"taskId": task_id, **what})["streams"])
+
     # -------------------------------------------------------- look
 
     def ledger(self, kind: str | None = None) -> list[Entry]:
@@ -92,7 +107,8 @@ class ScriptedAgent(ChildProcess):
         return [entry for entry in self.ledger("call") if method in (None, entry["method"])]
 
     def sends(self) -> list[Entry]:
-        return self.calls("SendMessage")
+        """SendMessage and SendStreamingMessage."""
+        return [entry for entry in self.calls() if entry["method"] in ("SendMessage", "SendStreamingMessage")]
 
     def created(self) -> list[Entry]:
         """One entry for each task that was started."""
@@ -114,6 +130,14 @@ class ScriptedAgent(ChildProcess):
     def open_connections(self) -> int:
         """How many connections are open, ours not counted."""
         return int(self._get("/_open")["open"])
+
+    def streams_open(self) -> int:
+        """How many streams are open at this moment."""
+        return int(self.stats()["streams_open"])
+
+    def wait_for_streams(self, count: int, timeout_s: float = 10.0) -> None:
+        """Until exactly so many streams are open."""
+        wait_until(lambda: self.streams_open() == count, timeout_s, what=f"{count} open streams at {self.name}")
 
     def wait_for(self, predicate: Callable[[list[Entry]], Any], timeout_s: float = 10.0, *, what: str = "entry") -> Any:
         """The predicate's first true value over the whole ledger."""

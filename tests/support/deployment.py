@@ -14,7 +14,7 @@ from delegation.settings import Settings, load_settings
 from delegation.store import Store
 from tests.support.agent_handle import ScriptedAgent
 from tests.support.child import ROOT, ChildProcess, child_environment
-from tests.support.services import CeleryWorker, SampleAgent, ValkeyProcess, Web
+from tests.support.services import CeleryWorker, Follower, SampleAgent, ValkeyProcess, Web
 
 #: Short enough for tests, long enough not to fire by themselves on a slow machine.
 FAST_TIMING: dict[str, Any] = {
@@ -55,6 +55,7 @@ class Deployment:
         env: Mapping[str, str] | None = None,
         workers: int = 1,
         web: bool = True,
+        follower: bool = False,
         pool: str = "threads",
         concurrency: int = 8,
         valkey: ValkeyProcess | None = None,
@@ -64,12 +65,14 @@ class Deployment:
         self.config_path = directory / "delegation.toml"
         self.env = {"DELEGATION_CONFIG": str(self.config_path), **(env or {})}
         self.workers: list[CeleryWorker] = []
+        self.followers: list[Follower] = []
         self.valkey = valkey or ValkeyProcess(directory / "valkey")
         self.web = Web(log=directory / "web.log", env=self.env) if web else None
         self._agent_settings = agent_settings or {}
         self._timing = {**FAST_TIMING, **(timing or {})}
         self._config = dict(config or {})
         self._first_workers = workers
+        self._has_follower = follower
         self._pool = pool
         self._concurrency = concurrency
         self._ends = ExitStack()
@@ -93,6 +96,14 @@ class Deployment:
         self.workers.append(worker)
         self._end(worker)
         return worker.start(wait=wait)
+
+    def start_follower(self, *, wait: bool = True, env: Mapping[str, str] | None = None) -> Follower:
+        """One more follower."""
+        name = f"follower{len(self.followers) + 1}"
+        follower = Follower(log=self.directory / f"{name}.log", env={**self.env, **(env or {})})
+        self.followers.append(follower)
+        self._end(follower)
+        return follower.start(wait=wait)
 
     def settings(self) -> Settings:
         return load_settings(self.config_path)
@@ -122,7 +133,7 @@ class Deployment:
 
     def logs(self) -> str:
         """The end of every process's output, for a test that fails."""
-        children = [*self.workers, *([self.web] if self.web else [])]
+        children = [*self.workers, *self.followers, *([self.web] if self.web else [])]
         return "\n".join(f"--- {child.log.name} ---\n{child.output()[-4000:]}" for child in children)
 
     def _start(self) -> None:
@@ -139,8 +150,12 @@ class Deployment:
             self.web.start()
         for _ in range(self._first_workers):
             self.start_worker(wait=False)
+        if self._has_follower:
+            self.start_follower(wait=False)
         for worker in self.workers:
             worker.wait_until_ready()
+        for follower in self.followers:
+            follower.wait_until_ready()
 
     def _end(self, child: ChildProcess) -> None:
         # The test is over and its outcome known, so nothing is gained by a soft shutdown.

@@ -16,6 +16,7 @@ from delegation.state import Delegation, Phase
 from delegation.workflow import Workflow, WorkflowState
 from tests.support.child import wait_until
 from tests.support.continuation_app import HELD_QUEUE, QUEUES, runs
+from tests.support.delegations import waits_for_deadline
 from tests.support.ledger import Entry
 from tests.support.survival import Scene, queue_key
 
@@ -79,7 +80,9 @@ def look(scene: Scene) -> Rest:
 
 def _unfinished(scene: Scene, unacked: bool) -> dict[str, Any]:
     client = scene.records.client
-    due: Any = client.zrange(scene.records.key("due"), 0, -1, withscores=True)
+    entries: Any = client.zrange(scene.records.key("due"), 0, -1, withscores=True)
+    now = scene.records.now()
+    due = [(member, at) for member, at in entries if not waits_for_deadline(member, at - now)]
     queued = {queue: length for queue in (*QUEUES, HELD_QUEUE) if (length := scene.queued(queue))}
     ids = [key.removeprefix(scene.records.key("d", "")) for key in _keys(scene, scene.records.key("d", "*"))]
     open_ones = {it.id: it.phase.value for it in scene.records.load_many(ids) if it.phase is not Phase.RELEASED}

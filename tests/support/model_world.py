@@ -10,7 +10,7 @@ from typing import Any
 from delegation.agent_task import AgentTask, AgentTaskId, ContextId, TaskState
 from delegation.errors import AgentBusy, AgentTaskNotFound, AgentUnreachable, CallAmbiguous, StaleWrite
 from delegation.state import Delegation, Phase, Rules, Timers
-from delegation.store import Begun, Settlement
+from delegation.store import Begun, Saved, Settlement
 from tests.support.delegations import NOW
 
 RULES = Rules()
@@ -66,7 +66,9 @@ class ModelStore:
     def load(self, _: str) -> Seen:
         return Seen(self.record, self.world.now, self.world)
 
-    def begin(self, before: Delegation, after: Delegation, *, counts: Any = ()) -> tuple[Begun, Delegation]:
+    def begin(
+        self, before: Delegation, after: Delegation, *, counts: Any = (), unfollowed: bool = False
+    ) -> tuple[Begun, Delegation]:
         if self.record.version != before.version:
             return Begun.STALE, before
         if (self.record.timers.lease_until or 0) > self.world.now:
@@ -80,14 +82,14 @@ class ModelStore:
             self.world.pass_time(200)  # stopped here, perhaps past its lease
         return Begun.BEGUN, begun
 
-    def save(self, before: Delegation, change: Any, *, fenced: bool = True) -> bool:
+    def save(self, before: Delegation, change: Any, *, fenced: bool = True) -> Saved:
         self._check(before, fenced)
         timers, woken = replace(change.after.timers, lease_until=None), self.record.wakes > before.wakes
         if woken:
             timers = replace(timers, refetch_at=max(self.world.now, (before.fetched_at or 0) + RULES.min_fetch_gap_s))
         self.record = replace(change.after, version=before.version + 1, wakes=self.record.wakes, timers=timers)
         self.world.maybe_die()
-        return woken
+        return Saved(wake_now=woken)
 
     def settle(self, before: Delegation, change: Any, *, overriding: bool = False) -> Settlement:
         if self.record.phase.is_settled:
@@ -116,15 +118,17 @@ class ModelAgent:
     away_until: float
     arrivals: list[float] = field(default_factory=list)  #: when each message arrives; each makes an agent task
     can_push: bool = False
+    can_stream: bool = False
+    active_extensions: tuple[str, ...] = ()
     updates: str = "poll"
     on_ambiguous_send: str = "reconcile"
 
-    def config(self, _: str) -> ModelAgent:
+    def config(self, _: str, participant_id: str | None = None) -> ModelAgent:
         return self
 
     card = client = config
 
-    def send_message(self, message: Any, *, push: Any, deadline_s: float) -> AgentTask:
+    def start_task(self, message: Any, *, push: Any, deadline_s: float) -> AgentTask:
         self._may_fail(deadline_s)
         is_late = self.world.happens(0.15)
         self.arrivals.append(self.world.now + (self.world.rand.random() * deadline_s if is_late else 0))
@@ -138,7 +142,7 @@ class ModelAgent:
         found = [number for number, at in enumerate(self.arrivals) if at <= self.world.now]
         return self._answer(found[0], deadline_s) if found else None
 
-    def get_task(self, agent_task_id: str, *, deadline_s: float) -> AgentTask:
+    def get_task(self, agent_task_id: str, *, deadline_s: float, history: int = 0) -> AgentTask:
         self._may_fail(deadline_s)
         if self.world.happens(0.03):
             raise AgentTaskNotFound("another replica")

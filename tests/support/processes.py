@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.support.agent_handle import ScriptedAgent
 from tests.support.child import ChildFailed, ChildProcess, free_port, wait_until
 from tests.support.deployment import FAST_TIMING, Deployment
-from tests.support.services import CeleryWorker, SampleAgent, ValkeyProcess, Web
+from tests.support.harness_handle import HarnessAgent
+from tests.support.services import CeleryWorker, Follower, SampleAgent, ValkeyProcess, Web
 
 __all__ = [
     "FAST_TIMING",
@@ -13,6 +14,8 @@ __all__ = [
     "ChildFailed",
     "ChildProcess",
     "Deployment",
+    "Follower",
+    "HarnessAgent",
     "SampleAgent",
     "ScriptedAgent",
     "ValkeyProcess",

@@ -137,6 +137,38 @@ def answers(result: Any, **envelope: Any) -> Behaviour:
     return behave
 
 
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    """A piece of a chunked body; an empty one ends it."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def tells(*results: Any, then: Behaviour | None = None, rpc: bool = True) -> Behaviour:
+    """An event stream with one event for each of `results` (bytes as they are), then its end, or `then` in its place.
+
+    In JSON-RPC, each in an envelope with the request's id.
+    """
+
+    def behave(request: Seen, connection: socket.socket) -> bool:
+        connection.sendall(STREAM_HEAD)
+        for result in results:
+            event = result if isinstance(result, bytes) else _as_event(request, result, rpc)
+            connection.sendall(chunk(event))
+        if then is not None:
+            return then(request, connection)
+        connection.sendall(chunk(b""))
+        return True
+
+    return behave
+
+
+def _as_event(request: Seen, result: Any, rpc: bool) -> bytes:
+    body = {"jsonrpc": "2.0", "id": request.rpc["id"], "result": result} if rpc else result
+    return b"data: " + json.dumps(body, ensure_ascii=False).encode() + b"\n\n"
+
+
 def refuses(code: Any, message: str = "no", *, status: int = 200) -> Behaviour:
     """A JSON-RPC error."""
 

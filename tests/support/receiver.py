@@ -51,13 +51,15 @@ class Receiver:
 
 
 class RpcCaller:
-    """JSON-RPC calls to an agent's /rpc."""
+    """JSON-RPC calls to an agent's /rpc, or another path."""
 
-    def __init__(self, agent_url: str) -> None:
-        self._http = httpx.Client(base_url=agent_url, trust_env=False, timeout=5, headers={"A2A-Version": "1.0"})
+    def __init__(self, agent_url: str, headers: dict[str, str] | None = None, *, path: str = "/rpc") -> None:
+        headers = {"A2A-Version": "1.0", **(headers or {})}
+        self._path = path
+        self._http = httpx.Client(base_url=agent_url, trust_env=False, timeout=5, headers=headers)
 
     def post(self, method: str, **params: Any) -> httpx.Response:
-        return self._http.post("/rpc", json={"jsonrpc": "2.0", "id": "1", "method": method, "params": params})
+        return self._http.post(self._path, json={"jsonrpc": "2.0", "id": "1", "method": method, "params": params})
 
     def call(self, method: str, **params: Any) -> Any:
         answer = self.post(method, **params).json()

@@ -9,11 +9,19 @@ A rule is a JSON object. Which calls it is for:
 - ``times``: how many calls it answers (default: from then on); ``replies`` last once each, the last one for good.
 
 What it does: at most one of ``reply`` (JSON-RPC result), ``replies`` (one per call), ``error`` (JSON-RPC error),
-``http`` (``status``, ``headers``, ``body``, ``cut_after``, ``drip_s``), ``end`` (``reset``, ``close``, ``hang``);
-nothing of these: the agent's own answer. ``delay_s`` waits before the answer. ``work: true`` does what the call asks
-for and then answers as told: "done, but the reply was lost" is ``{"on": "SendMessage", "work": true, "end": "reset"}``.
-``id: "other"`` answers under a foreign JSON-RPC id. In texts ``{contextId}``, ``{messageId}``, ``{taskId}`` stand for
-the call's own, or those of the last SendMessage; ``<same>`` in a body stands for the JSON-RPC id.
+``http`` (``status``, ``headers``, ``body``, ``cut_after``, ``drip_s``), ``end`` (``reset``, ``close``, ``hang``),
+``sse`` or ``raw`` (a stream, see below); nothing of these: the agent's own answer. ``delay_s`` waits before the answer.
+``work: true`` does what the call asks for and then answers as told: "done, but the reply was lost" is
+``{"on": "SendMessage", "work": true, "end": "reset"}``. ``id: "other"`` answers under a foreign JSON-RPC id. In texts
+``{contextId}``, ``{messageId}``, ``{taskId}`` stand for the call's own, or those of the last send; ``"<same>"`` in
+a body stands for the JSON-RPC id.
+
+``sse`` is a list of events: a StreamResponse (``{"statusUpdate": …}``, put into an envelope), ``{"error": …}`` (a
+JSON-RPC error), ``{"raw": bytes as text}``, also with ``every_s`` and ``for_s``, ``{"delay_s": n}``, ``{"note": …}``.
+``raw`` is the whole body as text. After either comes ``end``: ``close`` (the default: the body ends as it should),
+``cut`` (FIN in the middle), ``reset``, ``half`` (silence on an open connection), ``hold`` (until the client goes) or
+``hold 120 s``. What ``sse`` says about the task of a scripted reply is what GetTask and a subscription then find, also
+when the client has hung up meanwhile.
 """
 
 from __future__ import annotations
@@ -24,13 +32,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.played_streams import is_an_end
+from tests.support.streams import Event
 from tests.support.wire import Response
 
 _KEYS = {
     *("on", "match", "unless_header", "times", "reply", "replies", "error", "http", "end", "delay_s", "work", "id"),
-    "note",
+    *("sse", "raw", "note"),
 }
-_ACTIONS = ("reply", "replies", "error", "http", "end")
+_STREAMS = ("sse", "raw")
+_ACTIONS = ("reply", "replies", "error", "http", "end", *_STREAMS)
 _ENDS = {"reset", "close", "hang", "hold"}
 _ON = re.compile(
     r"(?P<any>any|any method|any call|any request)"
@@ -60,6 +71,20 @@ class Call:
         found: dict[str, Any] | None = configuration.get("taskPushNotificationConfig")
         return found
 
+    @property
+    def message(self) -> dict[str, Any]:
+        return dict(self.params.get("message") or {})
+
+    @property
+    def is_send(self) -> bool:
+        return self.method in ("SendMessage", "SendStreamingMessage")
+
+    @property
+    def participant_id(self) -> str:
+        """Who calls: the message's word counts before the header."""
+        metadata = self.message.get("metadata") or {}
+        return str(metadata.get("participant_id") or self.headers.get("x-participant-id", ""))
+
 
 class RuleError(ValueError):
     """A rule that cannot mean anything; the message says why."""
@@ -71,6 +96,9 @@ class Rule:
     def __init__(self, spec: Mapping[str, Any]) -> None:
         unknown = set(spec) - _KEYS
         actions = [key for key in _ACTIONS if key in spec]
+        is_stream = any(key in spec for key in _STREAMS)
+        if is_stream and "end" in spec:
+            actions.remove("end")
         on = _ON.fullmatch(str(spec.get("on", "")))
         if unknown:
             raise RuleError(f"unknown keys: {', '.join(sorted(unknown))}")
@@ -78,9 +106,11 @@ class Rule:
             raise RuleError(f"on: cannot read {spec.get('on')!r}")
         if len(actions) > 1:
             raise RuleError(f"more than one action: {', '.join(actions)}")
-        if spec.get("end", "close") not in _ENDS:
-            raise RuleError(f"end: {spec['end']!r} is none of {', '.join(sorted(_ENDS))}")
+        end = str(spec.get("end", "close"))
+        if not (is_an_end(end) if is_stream else end in _ENDS):
+            raise RuleError(f"end: cannot read {end!r}")
         self.spec = dict(spec)
+        self.is_stream = is_stream
         self.used = 0
         self._on = on
 
@@ -106,11 +136,25 @@ class Rule:
             return Response(end="hang" if end == "hold" else end), None
         if "http" in self.spec:
             return _http_response(self.spec["http"], call, stand_ins), None
-        rpc_id = "other" if self.spec.get("id") == "other" else call.rpc_id
+        rpc_id = self.rpc_id_for(call)
         if "error" in self.spec:
             return Response.of_json({"jsonrpc": "2.0", "id": rpc_id, "error": self.spec["error"]}), None
         result = json.loads(_filled(json.dumps(self._result()), stand_ins))
         return Response.of_json({"jsonrpc": "2.0", "id": rpc_id, "result": result}), result
+
+    def rpc_id_for(self, call: Call) -> Any:
+        return "other" if self.spec.get("id") == "other" else call.rpc_id
+
+    @property
+    def stream_end(self) -> str:
+        return str(self.spec.get("end", "close"))
+
+    def stream_events(self, call: Call, stand_ins: Mapping[str, str]) -> list[Event]:
+        """What is played to this call."""
+        events = self.spec["sse"] if "sse" in self.spec else [{"raw": self.spec["raw"]}]
+        filled: list[Event] = json.loads(_filled(json.dumps(events), stand_ins))
+        rpc_id = json.dumps(self.rpc_id_for(call))
+        return [{**each, "raw": _same(each["raw"], rpc_id)} if "raw" in each else each for each in filled]
 
     def _result(self) -> Any:
         if "reply" in self.spec:
@@ -172,7 +216,7 @@ def _has_header(headers: Mapping[str, str], name: str, value: str | None) -> boo
 def _http_response(spec: Mapping[str, Any], call: Call, stand_ins: Mapping[str, str]) -> Response:
     body = spec.get("body", "")
     text = body if isinstance(body, str) else json.dumps(body)
-    text = _filled(text, stand_ins).replace('"<same>"', json.dumps(call.rpc_id))
+    text = _same(_filled(text, stand_ins), json.dumps(call.rpc_id))
     return Response(
         status=int(spec.get("status", 200)),
         headers={str(name): str(value) for name, value in (spec.get("headers") or {}).items()},
@@ -180,6 +224,10 @@ def _http_response(spec: Mapping[str, Any], call: Call, stand_ins: Mapping[str, 
         cut_after=spec.get("cut_after"),
         drip_s=float(spec.get("drip_s", 0)),
     )
+
+
+def _same(text: str, rpc_id: str) -> str:
+    return text.replace('"<same>"', rpc_id)
 
 
 def _filled(text: str, stand_ins: Mapping[str, str]) -> str:

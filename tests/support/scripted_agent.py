@@ -8,7 +8,8 @@ by its configuration (agent_config.py). With ``--control`` these paths steer it:
     POST /_config   {name: value, …}                                 GET /_config
     POST /_move     {"taskId", "state", "text"?, "artifact"?}        GET /_tasks    tasks with their push configs
     POST /_push     {"taskId" or "url", "state"?, "body"?, "token"?, "headers"?, "times"?} → {"statuses": […]}
-    POST /_memory   what GET /_memory gave, maybe another process's  GET /_ledger?since=N, /_stats, /_open
+    POST /_stream   {"cut": "close" | "cut" | "reset" | "half"} or {"raw": …} or {"event": …}, each with "taskId"?
+    POST /_memory   what GET /_memory gave, maybe another process's  GET /_ledger?since=N, /_stats, /_open, /_stream
 
 Prints one JSON line ``{"ready": url}`` when it listens.
 """
@@ -25,10 +26,11 @@ from typing import Any
 
 from tests.support.agent_calls import AgentCalls, CallRefused, text_of
 from tests.support.agent_control import AgentControl
-from tests.support.agent_work import Works
 from tests.support.ledger import Ledger
+from tests.support.played_streams import PlayedStream
 from tests.support.pushes import PushSender
 from tests.support.rules import Call, Rule, Rules
+from tests.support.streams import EventStream, Streams
 from tests.support.wire import Answer, HttpServer, Request, Response
 
 CARD_PATH = "/.well-known/agent-card.json"
@@ -55,8 +57,9 @@ class ScriptedAgent:
     def __init__(self, ledger: Ledger, *, may_be_steered: bool) -> None:
         self.ledger = ledger
         self.pushes = PushSender(ledger)
-        self.works = Works(ledger, self.pushes)
-        self.calls = AgentCalls(self.works, self.pushes, ledger)
+        self.streams = Streams(ledger)
+        self.calls = AgentCalls(ledger, self.pushes, self.streams)
+        self.works = self.calls.works
         self.rules = Rules()
         self.server = HttpServer(self.handle)
         self.control = AgentControl(self) if may_be_steered else None
@@ -140,10 +143,8 @@ class ScriptedAgent:
             "headers": {each: call.headers[each] for each in _HEADERS_OF_INTEREST if each in call.headers},
             "connection": request.connection,
         }
-        if call.method == "SendMessage":
-            facts["text"] = call.text
-            facts["push_config"] = (call.push_config or {}).get("id")
-            facts["return_immediately"] = bool((call.params.get("configuration") or {}).get("returnImmediately"))
+        if call.is_send:
+            facts |= _facts_of_send(call)
             self._last_sent = {"contextId": call.context_id, "messageId": call.message_id, "taskId": call.task_id}
         if rule is not None:
             facts["rule"] = self.rules.all.index(rule)
@@ -161,7 +162,7 @@ class ScriptedAgent:
             return _late(self._own_answer(call), config.delay_s + rule.delay_s)
         # The work is done before the wait: an answer that comes late, or never, is about work that was done.
         work_done = self._own_answer(call) if rule.does_the_work else None
-        response, result = rule.answer(call, self._stand_ins(call))
+        response, result = self._play(call, rule) if rule.is_stream else rule.answer(call, self._stand_ins(call))
         self._adopt(call, result)
         if isinstance(work_done, Response) or work_done is None:
             scripted: Answer = self._hang(request) if response.end == "hang" else response
@@ -176,15 +177,28 @@ class ScriptedAgent:
         try:
             result = self.calls.answer(call)
         except CallRefused as refusal:
-            error = {"code": refusal.code, "message": refusal.message}
-            return Response.of_json({"jsonrpc": "2.0", "id": call.rpc_id, "error": error})
-        if isinstance(result, Awaitable):
-            return _enveloped(call, result)
-        return Response.of_json({"jsonrpc": "2.0", "id": call.rpc_id, "result": result})
+            return _refused(call, refusal)
+        return _later(call, result) if isinstance(result, Awaitable) else _enveloped(call, result)
+
+    def _play(self, call: Call, rule: Rule) -> tuple[Response, Any]:
+        """A stream as the rule wrote it, and the first event with a task in it."""
+        events = rule.stream_events(call, self._stand_ins(call))
+        first = next((event for event in events if isinstance(event.get("task"), dict)), {})
+        stream = PlayedStream(
+            self.streams,
+            events,
+            end=rule.stream_end,
+            happened=self.works.hear,
+            method=call.method,
+            rpc_id=rule.rpc_id_for(call),
+            task_id=call.task_id or str(first.get("task", {}).get("id", "")),
+            keepalive_s=self.calls.config.keepalive_s,
+        )
+        return Response(open_body=stream), first
 
     def _adopt(self, call: Call, result: Any) -> None:
-        if call.method == "SendMessage" and isinstance(result, dict):
-            self.works.adopt(result.get("task"), dict(call.params.get("message") or {}), call.text, call.push_config)
+        if call.is_send and isinstance(result, dict):
+            self.works.adopt(result.get("task"), call.message, call.text, call.push_config, call.participant_id)
 
     def _stand_ins(self, call: Call) -> dict[str, str]:
         own = {"contextId": call.context_id, "messageId": call.message_id, "taskId": call.task_id}
@@ -195,8 +209,35 @@ class ScriptedAgent:
         return Response(end="close")
 
 
-async def _enveloped(call: Call, result: Awaitable[Any]) -> Response:
-    return Response.of_json({"jsonrpc": "2.0", "id": call.rpc_id, "result": await result})
+def _facts_of_send(call: Call) -> dict[str, Any]:
+    parts = [part for part in call.message.get("parts") or [] if isinstance(part, dict)]
+    return {
+        "text": call.text,
+        "role": call.message.get("role"),
+        "parts": len(parts),
+        "media_types": [part.get("mediaType", "") for part in parts if "data" in part],
+        "participant_id": (call.message.get("metadata") or {}).get("participant_id"),
+        "push_config": (call.push_config or {}).get("id"),
+        "return_immediately": bool((call.params.get("configuration") or {}).get("returnImmediately")),
+    }
+
+
+def _enveloped(call: Call, result: Any) -> Response:
+    if isinstance(result, EventStream):
+        return Response(open_body=result)
+    return Response.of_json({"jsonrpc": "2.0", "id": call.rpc_id, "result": result})
+
+
+def _refused(call: Call, refusal: CallRefused) -> Response:
+    error = {"code": refusal.code, "message": refusal.message}
+    return Response.of_json({"jsonrpc": "2.0", "id": call.rpc_id, "error": error})
+
+
+async def _later(call: Call, result: Awaitable[Any]) -> Response:
+    try:
+        return _enveloped(call, await result)
+    except CallRefused as refusal:
+        return _refused(call, refusal)
 
 
 async def _instead_of(work_done: Awaitable[Response], response: Response) -> Response:

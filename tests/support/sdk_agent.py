@@ -24,12 +24,12 @@ from a2a.server.tasks import (
     InMemoryTaskStore,
     TaskUpdater,
 )
-from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill, Role
+from a2a.types import AgentCapabilities, AgentCard, AgentExtension, AgentInterface, AgentSkill, Role
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HOST = "127.0.0.1"
 PATHS = {"JSONRPC": "/rpc", "HTTP+JSON": "/rest"}
@@ -74,14 +74,15 @@ class Executor(AgentExecutor):
 
 
 class Recorder:
-    """Keeps every request as it came, for the tests to look at."""
+    """Keeps every request as it came, and counts the event streams, for the tests to look at."""
 
-    def __init__(self, app: ASGIApp, seen: list[dict[str, object]]) -> None:
+    def __init__(self, app: ASGIApp, seen: list[dict[str, object]], streams: dict[str, int]) -> None:
         self._app = app
         self._seen = seen
+        self._streams = streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/_seen":
+        if scope["type"] != "http" or scope["path"] in ("/_seen", "/_streams"):
             await self._app(scope, receive, send)
             return
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
@@ -96,10 +97,27 @@ class Recorder:
             return dict(message)
 
         self._seen.append(entry)
-        await self._app(scope, receive_and_keep, send)
+        is_stream = False
+
+        async def send_and_count(message: Message) -> None:
+            nonlocal is_stream
+            if message["type"] == "http.response.start" and _is_event_stream(message):
+                is_stream = True
+                self._streams["opened"] += 1
+                self._streams["open"] += 1
+            await send(message)
+
+        try:
+            await self._app(scope, receive_and_keep, send_and_count)
+        finally:
+            self._streams["open"] -= is_stream
 
 
-def build_app(base_url: str, binding: str, *, push: bool) -> ASGIApp:
+def _is_event_stream(start: Message) -> bool:
+    return dict(start["headers"]).get(b"content-type", b"").startswith(b"text/event-stream")
+
+
+def build_app(base_url: str, binding: str, *, push: bool, extensions: list[str]) -> ASGIApp:
     card = AgentCard(
         name="sdk agent",
         description="An agent on the official SDK",
@@ -107,7 +125,11 @@ def build_app(base_url: str, binding: str, *, push: bool) -> ASGIApp:
         supported_interfaces=[
             AgentInterface(url=base_url + PATHS[binding], protocol_binding=binding, protocol_version="1.0")
         ],
-        capabilities=AgentCapabilities(push_notifications=push, streaming=True),
+        capabilities=AgentCapabilities(
+            push_notifications=push,
+            streaming=True,
+            extensions=[AgentExtension(uri=uri, required=True) for uri in extensions],
+        ),
         default_input_modes=["text/plain"],
         default_output_modes=["text/plain"],
         skills=[AgentSkill(id="obey", name="obey", description="does what the text says", tags=["test"])],
@@ -121,22 +143,27 @@ def build_app(base_url: str, binding: str, *, push: bool) -> ASGIApp:
         push_sender=BasePushNotificationSender(httpx.AsyncClient(timeout=2), configs) if push else None,
     )
     seen: list[dict[str, object]] = []
+    streams = {"open": 0, "opened": 0}
 
     async def show_seen(_: Request) -> JSONResponse:
         return JSONResponse(seen)
 
-    routes: list[BaseRoute] = [Route("/_seen", show_seen), *create_agent_card_routes(card)]
+    async def show_streams(_: Request) -> JSONResponse:
+        return JSONResponse(streams)
+
+    routes: list[BaseRoute] = [Route("/_seen", show_seen), Route("/_streams", show_streams)]
+    routes += create_agent_card_routes(card)
     routes += create_jsonrpc_routes(handler, rpc_url=PATHS["JSONRPC"])
     routes += create_rest_routes(handler, path_prefix=PATHS["HTTP+JSON"])
-    return Recorder(Starlette(routes=routes), seen)
+    return Recorder(Starlette(routes=routes), seen, streams)
 
 
-async def serve(binding: str, *, push: bool) -> None:
+async def serve(binding: str, *, push: bool, extensions: list[str]) -> None:
     config = uvicorn.Config("", host=HOST, port=0, log_level="warning", timeout_graceful_shutdown=1)
     listener = config.bind_socket()
     listener.listen()  # before we say so
     base_url = f"http://{HOST}:{listener.getsockname()[1]}"
-    config.app = build_app(base_url, binding, push=push)
+    config.app = build_app(base_url, binding, push=push, extensions=extensions)
     server = uvicorn.Server(config)
     print(json.dumps({"ready": base_url}), flush=True)
     await server.serve(sockets=[listener])
@@ -146,8 +173,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.sdk_agent")
     parser.add_argument("--binding", choices=list(PATHS), default="JSONRPC")
     parser.add_argument("--no-push", action="store_true")
+    parser.add_argument("--extension", action="append", default=[], metavar="URI", help="required by the card")
     options = parser.parse_args()
-    asyncio.run(serve(options.binding, push=not options.no_push))
+    asyncio.run(serve(options.binding, push=not options.no_push, extensions=options.extension))
 
 
 if __name__ == "__main__":

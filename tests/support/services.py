@@ -117,6 +117,22 @@ class Web(ChildProcess):
         return self
 
 
+class Follower(ChildProcess):
+    """One `delegation follower`; ready when it says so."""
+
+    def __init__(self, *, log: Path, env: Mapping[str, str]) -> None:
+        super().__init__([sys.executable, "-m", "workers.cli", "follower"], log=log, env=env)
+
+    def start(self, *, wait: bool = True) -> Self:
+        super().start()
+        if wait:
+            self.wait_until_ready()
+        return self
+
+    def wait_until_ready(self, timeout_s: float = 30.0) -> None:
+        self.wait_for_output("follower ready", timeout_s)
+
+
 class SampleAgent(ChildProcess):
     """One of the examples' a2a-sdk agents: kind instant, pushing or quiet. ``url`` stays through restarts."""
 

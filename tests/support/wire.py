@@ -42,6 +42,7 @@ class Response:
     ``end``: "reset" (RST without an answer), "close" (FIN without an answer), "hang" (nothing until the client goes).
     ``cut_after``: close after that many bytes of the body although the header promised all of them.
     ``drip_s``: send the body byte by byte, that many seconds apart.
+    ``open_body``: the body comes by and by, chunked, instead of ``body``.
     """
 
     status: int = 200
@@ -50,10 +51,60 @@ class Response:
     end: str | None = None
     cut_after: int | None = None
     drip_s: float = 0.0
+    open_body: OpenBody | None = None
 
     @classmethod
     def of_json(cls, value: Any, status: int = 200) -> Response:
         return cls(status=status, body=json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+class OpenBody:
+    """A chunked body: its owner writes and ends it, the connection says when it is open and when the client has gone.
+
+    Ways to ``end``: "close" (the last chunk, and the connection goes on), "cut" (FIN without the last chunk),
+    "reset" (RST), "half" (nothing is sent any more, not even an end; the connection stays until the client goes).
+    """
+
+    def __init__(self) -> None:
+        self._connection: _Connection | None = None
+        self._is_silent = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def write(self, data: bytes) -> None:
+        """Send one chunk; nothing happens before the body is open and after its end."""
+        if data and self._connection is not None and not self._is_silent:
+            self._connection.write_chunk(data)
+
+    def end(self, how: str = "close") -> bool:
+        """Whether this ended it: false for one that is silent for good, is over, or was never open."""
+        if self._connection is None or self._is_silent:
+            return False
+        if how == "half":
+            self._is_silent = True
+            return False
+        connection, self._connection = self._connection, None
+        connection.end_body(how)
+        return True
+
+    def attach(self, connection: _Connection) -> None:
+        """The head of the answer has been sent."""
+        self._connection = connection
+        self.opened(connection.number)
+
+    def detach(self) -> None:
+        """The connection is gone."""
+        if self._connection is not None:
+            self._connection = None
+            self.left()
+
+    def opened(self, connection: int) -> None:
+        """What to do once chunks can be written."""
+
+    def left(self) -> None:
+        """What to do when the client went away before the end."""
 
 
 Answer = Response | Awaitable[Response]
@@ -84,7 +135,9 @@ class _Connection(asyncio.Protocol):
         self._server = server
         self._buffer = bytearray()
         self._is_answering = False
+        self._closes_after_body = False
         self._running: asyncio.Task[None] | None = None
+        self._open_body: OpenBody | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -98,6 +151,15 @@ class _Connection(asyncio.Protocol):
         self._server.open.discard(self)
         if not self._closed.done():
             self._closed.set_result(None)
+        self._lose_body()
+
+    def eof_received(self) -> None:
+        self._lose_body()  # at once, though the transport may have bytes left that nobody will read
+
+    def _lose_body(self) -> None:
+        body, self._open_body = self._open_body, None
+        if body is not None:
+            body.detach()
 
     def _was_left(self) -> bool:
         if self._transport.is_closing() or not hasattr(socket, "TCP_INFO"):
@@ -129,8 +191,40 @@ class _Connection(asyncio.Protocol):
             await self._drip(response)
         else:
             self._write(response, request)
-        self._is_answering = response.end == "hang"
+        self._is_answering = response.end == "hang" or self._open_body is not None
         self._advance()
+
+    # -------------------------------------------------------- a body that stays open
+
+    def write_chunk(self, data: bytes) -> None:
+        self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def end_body(self, how: str) -> None:
+        self._open_body = None
+        if how == "reset":
+            self._reset()
+        elif how == "cut":
+            self._transport.close()
+        else:
+            self._transport.write(b"0\r\n\r\n")
+            self._is_answering = False
+            if self._closes_after_body:
+                self._transport.close()
+            else:
+                asyncio.get_running_loop().call_soon(self._advance)
+
+    def _begin_body(self, response: Response, body: OpenBody, request: Request) -> None:
+        self._is_answering = True
+        self._closes_after_body = _wants_close(request.headers)
+        self._open_body = body
+        self._transport.write(_head(response))
+        body.attach(self)
+
+    def _reset(self) -> None:
+        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._transport.abort()
+
+    # -------------------------------------------------------- single requests and answers
 
     def _take_request(self) -> Request | None:
         head_end = self._buffer.find(b"\r\n\r\n")
@@ -156,11 +250,13 @@ class _Connection(asyncio.Protocol):
             self._is_answering = True
             return
         if response.end == "reset":
-            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-            self._transport.abort()
+            self._reset()
             return
         if response.end == "close":
             self._transport.close()
+            return
+        if response.open_body is not None:
+            self._begin_body(response, response.open_body, request)
             return
         body = response.body if response.cut_after is None else response.body[: response.cut_after]
         self._transport.write(_head(response) + body)
@@ -179,9 +275,11 @@ class _Connection(asyncio.Protocol):
 def _head(response: Response) -> bytes:
     lines = [f"HTTP/1.1 {response.status} {_REASONS.get(response.status, 'Unknown')}"]
     named = {name.lower() for name in response.headers}
-    if "content-type" not in named and response.body:
-        lines.append("Content-Type: application/json")
-    if "content-length" not in named:
+    if "content-type" not in named and (response.body or response.open_body):
+        lines.append(f"Content-Type: {'text/event-stream' if response.open_body else 'application/json'}")
+    if response.open_body is not None:
+        lines.append("Transfer-Encoding: chunked")
+    elif "content-length" not in named:
         lines.append(f"Content-Length: {len(response.body)}")
     lines += [f"{name}: {value}" for name, value in response.headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -244,6 +244,16 @@ def test_lists_of_tasks_skip_what_is_no_task() -> None:
             find_tasks(bad)
 
 
+def test_a_task_names_the_messages_it_knows() -> None:
+    """By them a question is told from the one before, and a reply of ours from one that never arrived."""
+    status = {"state": "TASK_STATE_INPUT_REQUIRED", "message": {"messageId": "q1", "parts": []}}
+    history = [{"messageId": f"m{number}"} for number in range(5_000)]
+    read = read_task({"id": "t1", "status": status, "history": history})
+    assert read.status_message_id == "q1"
+    assert read.history_message_ids == {f"m{number}" for number in range(5_000)}
+    assert read_task({"id": "t1", "status": {"message": {"messageId": 7}}}).status_message_id == ""
+
+
 def test_message_ids_of_a_history_tolerate_anything() -> None:
     """An absent or malformed history holds no ids."""
     assert history_message_ids({"history": [{"messageId": "m1"}, {"messageId": 2}, None, "x"]}) == {"m1"}

@@ -10,6 +10,7 @@ from delegation.cards import CheckedCard, Interface, allowed_origins, check_card
 from delegation.errors import AgentError, AgentRefused, UnsupportedExtensionError
 from delegation.origins import Origin
 from delegation.settings import AgentSettings
+from delegation.task_extension import TASK_EXTENSION
 
 HOME = "https://agent.example"
 
@@ -218,6 +219,21 @@ def test_a_required_extension_is_refused_by_its_uri() -> None:
     assert error.detail == "extension_required: https://ext.example.test/pay/v2"
     checked = check_card(settings(), card(capabilities={"extensions": extensions[1:]}))
     assert checked.active_extensions == ()
+
+
+def test_a_required_extension_that_we_have_is_accepted() -> None:
+    """And named in calls, alone: a peer refuses those it did not advertise."""
+    extensions = [{"uri": TASK_EXTENSION, "required": True}, {"uri": "https://ext.example.test/fun/v1"}]
+    checked = check_card(settings(), card(capabilities={"extensions": extensions}))
+    assert checked.active_extensions == (TASK_EXTENSION,)
+
+
+def test_what_a_card_offers_is_what_it_says() -> None:
+    """Pushes and streams; false values may be absent."""
+    offers = check_card(settings(), card(capabilities={"streaming": True, "pushNotifications": False}))
+    assert (offers.can_stream, offers.can_push) == (True, False)
+    assert not check_card(settings(), card(capabilities={})).can_stream
+    refused(card(capabilities={"streaming": "yes"}))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from celery import Celery
 from celery.app.defaults import SETTING_KEYS
 from kombu.transport.redis import Channel
 
-from delegation.decide import Step
+from delegation.due import Step
 from delegation.settings import Settings
 from workers.celery_settings import (
     END_QUEUE,
@@ -33,6 +33,12 @@ NAMES = {
     "delegation.release",
     "delegation.clean_up",
     "delegation.expire_workflow",
+    "delegation.retire_workflow",
+    "delegation.cancel",
+    "delegation.cancel_children",
+    "delegation.reply",
+    "delegation.send_reply",
+    "delegation.tell",
 }
 
 

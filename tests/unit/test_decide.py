@@ -11,27 +11,21 @@ import pytest
 from delegation.agent_task import AgentMessage, ContextId, TaskState
 from delegation.decide import (
     StartAction,
-    Step,
     adopted,
-    answered_directly,
     choose_start,
-    choose_steps,
-    cleaned_up,
-    expire,
-    fail,
     forget_intent,
     is_behind,
     is_leased,
     is_poisoned,
-    left_for_later,
     look_up_came_back_empty,
     not_started,
     postpone,
     read_inputs,
-    settle,
     task_not_found,
     transition,
 )
+from delegation.due import Step, choose_steps
+from delegation.endings import answered_directly, cleaned_up, expire, fail, left_for_later, settle
 from delegation.errors import AgentBusy, AgentUnreachable, CallAmbiguous
 from delegation.record import dump_json, encode_change
 from delegation.state import Brief, Cause, Phase, Reason, Rules, Watch

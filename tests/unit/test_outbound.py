@@ -209,6 +209,24 @@ def test_a_request_outside_an_exchange_is_a_programming_error() -> None:
 
 
 @pytest.mark.usefixtures("no_sockets")
+def test_a_request_may_be_built_without_being_sent() -> None:
+    """Under the same guards, with its final headers."""
+    transport = GuardedTransport([HOME])
+    client = httpx.AsyncClient(transport=transport, trust_env=False)
+    exchange = Exchange(deadline_at=float("inf"), max_bytes=1, only_build=True, stand_in=b"{}")
+    with exchanging(exchange):
+        drive(client.post(f"{HOME}/rpc?x=1", content=b"body", headers={"Accept-Encoding": "gzip"}))
+    assert exchange.request is not None
+    assert (exchange.request.method, exchange.url, exchange.request_body) == (b"POST", f"{HOME}/rpc?x=1", b"body")
+    names = [name.lower() for name, _ in exchange.request.headers]
+    assert sorted(names) == sorted(set(names))
+    assert (b"Accept-Encoding", b"identity") in exchange.request.headers
+    assert (exchange.sent, exchange.status, transport.connections) == (0, 0, 0)
+    with exchanging(exchange), pytest.raises(AgentRefused):
+        drive(client.post("http://127.0.0.1:10/rpc"))
+
+
+@pytest.mark.usefixtures("no_sockets")
 def test_a_deadline_that_has_passed_opens_nothing() -> None:
     """Certain: nothing was sent."""
     with pytest.raises(AgentUnreachable):

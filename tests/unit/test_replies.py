@@ -17,7 +17,15 @@ from delegation.errors import (
     MethodNotOffered,
     PushNotAccepted,
 )
-from delegation.replies import HTTP_JSON, JSONRPC, Question, read_reply, read_retry_after
+from delegation.replies import (
+    HTTP_JSON,
+    JSONRPC,
+    Question,
+    read_error_event,
+    read_event_result,
+    read_reply,
+    read_retry_after,
+)
 
 RPC = Question(method="GetTask", binding=JSONRPC, request_id="r1", names_task=True)
 REST = Question(method="GetTask", binding=HTTP_JSON, names_task=True)
@@ -95,6 +103,7 @@ def test_invalid_params_are_about_the_push_config_when_one_was_sent() -> None:
         (401, AgentRefused),
         (403, AgentRefused),
         (404, AgentRefused),
+        (405, MethodNotOffered),
         (408, CallAmbiguous),
         (413, AgentRefused),
         (499, CallAmbiguous),
@@ -212,3 +221,27 @@ def test_details_are_one_short_line_without_secrets() -> None:
     assert "?" not in detail
     assert "\n" not in detail
     assert len(detail) < 250
+
+
+def test_in_a_stream_both_bindings_say_errors_in_the_body() -> None:
+    """The HTTP status has been sent long before."""
+    with pytest.raises(AgentTaskNotFound):
+        read_event_result(RPC, json.dumps(rpc_error(-32001)).encode())
+    with pytest.raises(AgentTaskNotFound):
+        read_event_result(REST, json.dumps(rest_error("TASK_NOT_FOUND")).encode())
+    assert read_event_result(RPC, b'{"id": "r1", "result": {"a": 1}}') == {"a": 1}
+    assert read_event_result(REST, b'{"a": 1}') == {"a": 1}
+
+
+@pytest.mark.parametrize("question", [RPC, REST])
+@pytest.mark.parametrize(
+    "body", [b"", b"oh", b"[]", b"{}", b'{"error": 1}', b'{"error": {}}', b'{"id": "r1", "result": 1}']
+)
+def test_an_error_event_that_says_nothing_is_ambiguous(question: Question, body: bytes) -> None:
+    """It never turns into news, and never into a refusal."""
+    assert type(read_error_event(question, body)) is CallAmbiguous
+
+
+def test_a_question_keeps_its_secrets_to_itself() -> None:
+    """It is shown in tracebacks and logs."""
+    assert "hunter2" not in repr(Question(method="GetTask", binding=JSONRPC, secrets=("hunter2",)))

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from delegation.decide import Step, choose_steps
+from delegation.due import Step, choose_steps
 from delegation.lifecycle import Lifecycle
 from delegation.state import Delegation, Phase, Timers
 from tests.support.delegations import NOW, a_delegation

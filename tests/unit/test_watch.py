@@ -11,34 +11,62 @@ import pytest
 from delegation.agent_task import TaskState
 from delegation.decide import transition
 from delegation.state import Cause, Rules, Watch
-from delegation.watch import backoff_s, choose, next_look_at, spread
+from delegation.watch import backoff_s, choose, next_look_at, spread, wants_follow
 from tests.support.delegations import NOW, a_delegation, a_task, at
 
 
 @dataclass(frozen=True)
 class Card:
-    can_push: bool
+    can_push: bool = False
+    can_stream: bool = False
+
+
+HERE = "https://here"
+BOTH, PUSHES, STREAMS, NEITHER = Card(True, True), Card(can_push=True), Card(can_stream=True), Card()
 
 
 @pytest.mark.parametrize(
-    ("updates", "can_push", "base_url", "watch"),
+    ("updates", "card", "base_url", "watch"),
     [
-        ("auto", True, "https://here", Watch.PUSH),
-        ("auto", True, None, Watch.POLL),
-        ("auto", False, "https://here", Watch.POLL),
-        ("push", True, "https://here", Watch.PUSH),
-        ("push", True, None, Watch.POLL),
-        ("push", False, "https://here", Watch.POLL),
-        ("follow", True, "https://here", Watch.POLL),  # read as poll until a follower exists
-        ("poll", True, "https://here", Watch.POLL),
-        ("poll", False, None, Watch.POLL),
-        ("off", True, "https://here", Watch.OFF),
-        ("off", False, None, Watch.OFF),
+        ("auto", BOTH, HERE, Watch.PUSH),
+        ("auto", PUSHES, HERE, Watch.PUSH),
+        ("auto", BOTH, None, Watch.FOLLOW),
+        ("auto", STREAMS, HERE, Watch.FOLLOW),
+        ("auto", PUSHES, None, Watch.POLL),
+        ("auto", NEITHER, HERE, Watch.POLL),
+        ("push", BOTH, HERE, Watch.PUSH),
+        ("push", BOTH, None, Watch.FOLLOW),
+        ("push", STREAMS, HERE, Watch.FOLLOW),
+        ("push", NEITHER, HERE, Watch.POLL),
+        ("follow", BOTH, HERE, Watch.FOLLOW),
+        ("follow", PUSHES, HERE, Watch.POLL),
+        ("poll", BOTH, HERE, Watch.POLL),
+        ("off", BOTH, HERE, Watch.OFF),
+        ("off", NEITHER, None, Watch.OFF),
     ],
 )
-def test_which_watch_is_chosen(updates: str, can_push: bool, base_url: str | None, watch: Watch) -> None:
-    """The table of the watches: a push needs an address of ours and an agent that offers pushes."""
-    assert choose(updates, Card(can_push), base_url=base_url) is watch
+def test_which_watch_is_chosen(updates: str, card: Card, base_url: str | None, watch: Watch) -> None:
+    """The table of the watches: a push needs an address of ours and an agent that offers pushes, a follow streams."""
+    assert choose(updates, card, base_url=base_url) is watch
+
+
+@pytest.mark.parametrize(
+    ("watch", "can_follow", "state", "is_followed"),
+    [
+        (Watch.FOLLOW, True, TaskState.WORKING, True),
+        (Watch.FOLLOW, True, TaskState.INPUT_REQUIRED, True),
+        (Watch.FOLLOW, False, TaskState.WORKING, False),
+        (Watch.OFF, True, TaskState.WORKING, True),
+        (Watch.OFF, True, TaskState.AUTH_REQUIRED, False),
+        (Watch.OFF, False, TaskState.WORKING, False),
+        (Watch.PUSH, True, TaskState.WORKING, False),
+        (Watch.POLL, True, TaskState.WORKING, False),
+    ],
+)
+def test_who_is_followed(watch: Watch, can_follow: bool, state: TaskState, is_followed: bool) -> None:
+    """With ``off`` a working agent is followed all the same, one that waits for us is left alone."""
+    delegation = a_delegation(progress={"watch": watch, "can_follow": can_follow, "state": state})
+    assert wants_follow(delegation) is is_followed
 
 
 def looks(rand: Random, until_s: float, watch: Watch = Watch.POLL) -> list[float]:

@@ -23,6 +23,7 @@ from werkzeug.test import TestResponse
 from delegation.errors import StateLost, StoreUnavailable
 from delegation.settings import ServerSettings, Settings
 from delegation.store import PushAnswer
+from delegation.store_follows import FollowerSeen
 from web import create_app
 from web.push import KnownOutage, OneProbe
 
@@ -50,6 +51,7 @@ class FakeStore:
     failure: Exception | None = None
     epoch_failure: Exception | None = None
     sweeper_age_s: float | None = 0.2
+    seen: list[FollowerSeen] = field(default_factory=list)
     counters: Counter[str] = field(default_factory=Counter)
 
     def receive_push(self, delegation_id: str, digest: str, *, acceptable: bool, claimed: str | None) -> PushAnswer:
@@ -81,6 +83,10 @@ class FakeStore:
 
     def sweeper_seen_at(self) -> float | None:
         return self.sweeper_age_s
+
+    def followers(self) -> list[FollowerSeen]:
+        self.ping()
+        return self.seen
 
     def metrics(self) -> dict[str, Any]:
         self.ping()
@@ -553,6 +559,9 @@ def test_metrics_show_what_redis_counted() -> None:
         "delegation_due 3.0",
         "delegation_oldest_due_age_seconds 1.5",
         "delegation_parked 7.0",
+        "delegation_followers 0.0",
+        "delegation_follow_streams 0.0",
+        "delegation_follows_held 0.0",
         "delegation_pushes_accepted_total 1.0",
         "delegation_pushes_rejected_total 1.0",
         "delegation_redriven_total 2.0",
@@ -561,6 +570,20 @@ def test_metrics_show_what_redis_counted() -> None:
         'delegation_queue_length{queue="delegations"} 4.0',
         'delegation_queue_length{queue="delegations.end"} 0.0',
     }
+
+
+def test_metrics_add_up_the_living_followers(door: Door) -> None:
+    """A silent one counts for nothing, and none is named."""
+    door.store.seen = [
+        FollowerSeen(id="canary-1", held=30, streams=20, silent_s=0.5),
+        FollowerSeen(id="canary-2", held=12, streams=12, silent_s=9.0),
+        FollowerSeen(id="canary-3", held=99, streams=99, silent_s=30.0),
+    ]
+    text = door.client.get("/metrics").get_data(as_text=True)
+    assert "delegation_followers 2.0" in text
+    assert "delegation_follow_streams 32.0" in text
+    assert "delegation_follows_held 42.0" in text
+    assert "canary" not in text
 
 
 def test_no_label_can_grow_without_bound(door: Door) -> None:

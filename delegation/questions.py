@@ -1,0 +1,90 @@
+"""What an agent asks: whether a question is a new one, and when a conversation goes round in circles. Pure.
+
+The same question is heard many times: at every look, after a re-subscription, from a replica that lags, in the answer
+to the very reply. Only a new one is told to a parent and opens a round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+from delegation.agent_task import AgentTask, TaskState
+from delegation.state import Delegation, Progress, Question, Reason, Rules
+
+
+def hear_question(before: Progress, task: AgentTask, state: TaskState, now: float) -> Question | None:
+    """The question that is open after this answer: the known one, or a new one with the next number."""
+    last = before.question
+    if not state.is_interrupted:
+        return last
+    heard = Question(
+        number=last.number + 1 if last else 1,
+        state=state,
+        digest=_digest(task.status_text, task.status_parts),
+        said_at=task.status_at,
+        message_id=task.status_message_id,
+        asked_at=now,
+        turn=before.turn,
+    )
+    return last if last and _is_same(last, heard, was_shown=before.state is state) else heard
+
+
+def _is_same(last: Question, heard: Question, *, was_shown: bool) -> bool:
+    """Whether what is heard is still what was asked. ``was_shown``: no other state was heard in between.
+
+    After a reply, the same words may be the old status or the question asked once more: the timestamp tells, else the
+    message id. Before one they may change (a counter, a clock) without being asked anew.
+    """
+    if last.state is not heard.state:
+        return False
+    has_same_time = bool(heard.said_at) and heard.said_at == last.said_at
+    if was_shown and heard.turn == last.turn and has_same_time:
+        return True
+    if last.digest != heard.digest:
+        return False
+    if was_shown and heard.turn == last.turn:
+        return True
+    if heard.said_at and last.said_at:
+        return has_same_time
+    if heard.message_id and last.message_id:
+        return heard.message_id == last.message_id
+    return was_shown
+
+
+def is_new(before: Progress, after: Progress) -> bool:
+    """A question that was not heard before."""
+    return after.question is not None and (before.question is None or after.question.number > before.question.number)
+
+
+def begin_turn(delegation: Delegation, reply: dict[str, Any], now: float) -> Progress:
+    """The next reply is about to leave: the intent, and how often this very exchange was had in a row."""
+    progress = delegation.progress
+    asked = progress.question.digest if progress.question else ""
+    key = _digest(asked, [reply.get("text", ""), reply.get("data")])
+    again = progress.same_turns + 1 if key == progress.turn_key else 1
+    return replace(progress, turn=progress.turn + 1, turn_intent_at=now, turn_key=key, same_turns=again)
+
+
+def reopen(progress: Progress) -> Progress:
+    """The agent refused the reply: its question is open again."""
+    question = replace(progress.question, turn=progress.turn) if progress.question else None
+    return replace(progress, question=question, turn_intent_at=None)
+
+
+def why_no_further_round(before: Progress, after: Progress, rules: Rules) -> tuple[Reason, str] | None:
+    """The reason to end a conversation at this new question; None to go on."""
+    if not is_new(before, after):
+        return None
+    if after.turn >= rules.rounds:
+        return Reason.TOO_MANY_ROUNDS, f"the agent asks again after {after.turn} replies"
+    repeats = before.question is not None and after.question is not None
+    if repeats and before.question.digest == after.question.digest and after.same_turns >= rules.same_turns:  # type: ignore[union-attr]
+        return Reason.REPEATS, f"the same question got the same reply {after.same_turns} times in a row"
+    return None
+
+
+def _digest(*said: Any) -> str:
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,176 @@
+"""The first step: send the brief, or find out what became of an earlier send. One agent task, whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import replace
+
+import structlog
+
+from delegation import decide, endings
+from delegation.agent_task import AgentMessage, AgentTask, DataPart, OutgoingMessage, PushConfig
+from delegation.agents import AgentCalls, Card
+from delegation.decide import StartAction
+from delegation.errors import AgentError, AgentRefused, CallAmbiguous, PushNotAccepted, UnsupportedExtensionError
+from delegation.failpoints import failpoint
+from delegation.state import Cause, Change, Delegation, HistoryEntry, Phase, Reason, Watch
+from delegation.steps import Aftermath, Steps
+from delegation.store import Begun, Loaded
+from delegation.task_extension import TASK_EXTENSION, task_envelope
+from delegation.times import rfc3339
+from delegation.watch import choose, next_best
+
+log = structlog.get_logger("delegation")
+
+
+class Starting(Steps):
+    """start_agent_task, and the look-up after an ambiguous send."""
+
+    def start_agent_task(self, delegation_id: str) -> Aftermath | None:
+        """Send the brief, or find out what became of an earlier send. None when there was nothing to do."""
+        loaded = self._store.load(delegation_id)
+        delegation, action = loaded.delegation, decide.choose_start(loaded.delegation, self._moment(loaded))
+        if action is StartAction.NOTHING:
+            return None
+        if action is StartAction.CANCEL:
+            return self._write(delegation, endings.cancel_unsent(delegation, self._moment(loaded)), fenced=False)
+        if decide.is_poisoned(delegation, self._rules):
+            return self._give_up(loaded, delegation, Reason.POISONED, "every attempt to start it ended in a crash")
+        try:
+            agent = self._client(delegation)
+            if action is StartAction.LOOK_UP:
+                return self._look_up(loaded, agent)
+            return self._send(loaded, agent, self._agents.card(delegation.agent))
+        except (UnsupportedExtensionError, AgentRefused) as error:
+            reason = Reason.AGENT_REFUSED if action is StartAction.SEND else Reason.OUTCOME_UNKNOWN
+            return self._give_up(loaded, delegation, reason, str(error))
+        except AgentError as error:
+            if action is StartAction.LOOK_UP:
+                return self._write(delegation, self._look_up_failed(loaded, delegation, error), fenced=False)
+            return self._write(delegation, decide.not_started(delegation, error, self._moment(loaded)), fenced=False)
+
+    def _send(self, loaded: Loaded, agent: AgentCalls, card: Card) -> Aftermath | None:
+        token = secrets.token_urlsafe(32)
+        before = loaded.delegation
+        watch = choose(self._agents.config(before.agent).updates, card, base_url=self._base_url)
+        pushes = watch is Watch.PUSH
+        progress = replace(
+            before.progress,
+            intent_at=loaded.now(),
+            attempts=before.progress.attempts + 1,
+            watch=watch,
+            can_follow=card.can_stream,
+            push_config=pushes,
+        )
+        digest = hashlib.sha256(token.encode()).hexdigest() if pushes else ""
+        intent = replace(before, phase=Phase.STARTING, push_digest=digest, progress=progress)
+        begun, delegation = self._store.begin(before, intent, counts=("sends",))
+        if begun is not Begun.BEGUN:
+            return None
+        failpoint("send.after_intent")
+        push = PushConfig(id=delegation.push_config_id, url=self._push_url(delegation), token=token) if pushes else None
+        before_answer, message, story = delegation, self._message(delegation, card), tuple[HistoryEntry, ...]()
+        try:
+            try:
+                answer = agent.start_task(message, push=push, deadline_s=self._call_s(loaded))
+            except PushNotAccepted as refusal:
+                delegation, story = _without_push(delegation, refusal)
+                answer = agent.start_task(message, push=None, deadline_s=self._call_s(loaded))
+        except AgentError as error:
+            return self._send_failed(loaded, before_answer, delegation, error)
+        failpoint("send.after_call")
+        moment = self._moment(loaded)
+        if isinstance(answer, AgentMessage):
+            change = endings.answered_directly(delegation, answer, moment)
+        else:
+            change = decide.transition(delegation, answer, cause=Cause.SENT, moment=moment)
+        change = replace(change, history=(*story, *change.history))
+        aftermath = self._write(before_answer, change, made=answer if isinstance(answer, AgentTask) else None)
+        failpoint("send.after_record")
+        return aftermath
+
+    def _send_failed(
+        self, loaded: Loaded, before: Delegation, delegation: Delegation, error: AgentError
+    ) -> Aftermath | None:
+        """By what is certain about the delivery (errors.py): refused, not sent, or perhaps sent."""
+        moment = self._moment(loaded)
+        log.info("delegation.send_failed", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
+        if isinstance(error, AgentRefused):
+            reset = replace(delegation, progress=replace(delegation.progress, intent_at=None, push_config=False))
+            change = endings.fail(reset, Reason.AGENT_REFUSED, error.detail, cause=Cause.SENT, moment=moment)
+        elif isinstance(error, CallAmbiguous):
+            change = decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
+        else:
+            change = decide.not_started(delegation, error, moment)
+        return self._write(before, change)
+
+    def _look_up(self, loaded: Loaded, agent: AgentCalls) -> Aftermath | None:
+        before = loaded.delegation
+        begun, delegation = self._store.begin(before, decide.attempted(before), counts=("look_ups",))
+        if begun is not Begun.BEGUN:
+            return None
+        try:
+            task = agent.find_task(delegation.own_context_id, delegation.message_id, deadline_s=self._call_s(loaded))
+        except AgentError as error:
+            change = self._look_up_failed(loaded, delegation, error)
+            return self._write(delegation, _with_attempts_of(before, change))
+        moment = self._moment(loaded)
+        if task is None:
+            change = decide.look_up_came_back_empty(delegation, moment)
+            return self._write(delegation, _with_attempts_of(before, change))
+        return self._write(delegation, decide.adopted(delegation, task, moment), made=task)
+
+    def _look_up_failed(self, loaded: Loaded, delegation: Delegation, error: AgentError) -> Change:
+        """Where the agent cannot be asked, the operator's word decides: send again, or give up with the truth."""
+        moment = self._moment(loaded)
+        since = delegation.progress.failing_since
+        keeps_failing = since is not None and moment.now - since >= self._rules.unavailable_after_s
+        if not isinstance(error, AgentRefused) and not keeps_failing:
+            return decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
+        if self._agents.config(delegation.agent).on_ambiguous_send == "resend":
+            return decide.forget_intent(delegation, moment)
+        detail = "the agent's answer to the message was lost, and it cannot be asked whether it has the task"
+        return endings.fail(delegation, Reason.OUTCOME_UNKNOWN, detail, cause=Cause.SENT, moment=moment)
+
+    def _push_url(self, delegation: Delegation) -> str:
+        return f"{self._base_url}/a2a/push/{delegation.id}"
+
+    @staticmethod
+    def _message(delegation: Delegation, card: Card) -> OutgoingMessage:
+        texts, values = decide.read_inputs(delegation.brief)
+        envelope = (task_envelope(delegation.brief, delegation.participant_id),)
+        return OutgoingMessage(
+            message_id=delegation.message_id,
+            context_id=delegation.own_context_id,
+            text=delegation.brief.text,
+            extra_texts=texts,
+            data=(*(envelope if TASK_EXTENSION in card.active_extensions else ()), *map(_data, values)),
+            metadata=metadata_of(delegation),
+        )
+
+
+def metadata_of(delegation: Delegation) -> dict[str, str]:
+    """What every message of ours says beside its parts: who speaks, and until when an answer is of use."""
+    deadline_at = rfc3339(delegation.timers.deadline_at)
+    known = {"participant_id": delegation.participant_id, "deadline_at": deadline_at}
+    return {name: value for name, value in known.items() if value}
+
+
+def _data(value: object) -> DataPart:
+    return DataPart(value=value)
+
+
+def _without_push(delegation: Delegation, refusal: PushNotAccepted) -> tuple[Delegation, tuple[HistoryEntry, ...]]:
+    """The next best watch, and the reason for the history."""
+    watch = next_best(can_follow=delegation.progress.can_follow)
+    progress = replace(delegation.progress, watch=watch, push_config=False)
+    text = endings.cut(f"push refused, so {watch.value}: {refusal.detail}", 200)
+    entry = HistoryEntry(cause=Cause.SENT, state=progress.state, text=text)
+    return replace(delegation, push_digest="", progress=progress), (entry,)
+
+
+def _with_attempts_of(before: Delegation, change: Change) -> Change:
+    """A look-up that ended says nothing about the sends that did not: those still count towards poisoned."""
+    progress = replace(change.after.progress, attempts=before.progress.attempts)
+    return replace(change, after=replace(change.after, progress=progress))

@@ -1,0 +1,92 @@
+"""Say something to a delegation: reply to its question, cancel it. Kept first, then sent as soon as possible."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery, Task, shared_task
+from celery.local import Proxy
+
+from delegation.errors import InvalidArguments
+from delegation.opening import GOAL_LIMIT
+from delegation.state import Phase
+from delegation.store_talk import CancelVerdict
+from workers.canvas import publish_step
+from workers.carrier import carrying_app
+from workers.runtime import runtime
+
+REASON_LIMIT = 500
+#: Not given; null is a JSON value like any other.
+NOTHING: Any = object()
+
+
+def give_reply(
+    delegation_id: str,
+    text: str | None = None,
+    *,
+    data: Any = NOTHING,
+    metadata: Mapping[str, Any] | None = None,
+    key: str | None = None,
+) -> int:
+    """Answer an agent's question with a text, a JSON value, or both; returns the reply's number, counted from 1.
+
+    It is kept at once and sent when the agent waits for it, after any earlier one. The same reply to the same question
+    again is not sent twice, nor one with the same ``key``. Raises UnknownDelegation, DelegationEnded, InvalidArguments,
+    StoreUnavailable.
+    """
+    reply = _checked(text, data, metadata)
+    store = runtime().store
+    delegation = store.load(delegation_id).delegation
+    number, is_new = store.give_reply(delegation, reply, key=key)
+    if is_new and delegation.phase is Phase.WATCHING:
+        app = carrying_app()
+        publish_step(app, "delegation.send_reply", delegation_id, task_id=f"{delegation_id}.reply.{number}")
+    return number
+
+
+def want_cancel(app: Celery, delegation_id: str, reason: str = "") -> CancelVerdict:
+    """Have a delegation cancelled: durable when this returns. Raises UnknownDelegation, InvalidArguments."""
+    if len(reason) > REASON_LIMIT:
+        raise InvalidArguments(f"reason: a string of 0 to {REASON_LIMIT} characters")
+    store = runtime().store
+    delegation = store.load(delegation_id).delegation
+    verdict = store.want_cancel(delegation, reason)
+    if verdict is CancelVerdict.WANTED:
+        publish_step(app, "delegation.cancel", delegation_id, task_id=f"{delegation_id}.cancel.{delegation.version}")
+    return verdict
+
+
+@shared_task(bind=True, name="delegation.reply", ignore_result=False, max_retries=0, acks_late=True)
+def _reply(self: Task[Any, Any], text: Any = None, *, delegation_id: str, data: Any = NOTHING) -> int:
+    """``ask.s(question) | reply.s(delegation_id=…)``: what is piped in answers the question, a string as text, other
+    JSON as data. The text travels in Celery's messages, as in any canvas."""
+    if text is not None and not isinstance(text, str):
+        text, data = None, text
+    return give_reply(delegation_id, text, data=data, key=self.request.id)
+
+
+#: The task in whatever app carries delegations here, as ``delegate`` is.
+reply: Any = Proxy(lambda: carrying_app().tasks["delegation.reply"])
+
+
+def _checked(text: object, data: Any, metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is kept of a reply. Raises InvalidArguments."""
+    if text is not None and not isinstance(text, str):
+        raise InvalidArguments("reply: the text is a string; other JSON is data")
+    has_text = bool(text and text.strip())
+    if not has_text and data is NOTHING:
+        raise InvalidArguments("reply: give a text, or data")
+    kept: dict[str, Any] = {"text": text} if has_text else {}
+    if data is not NOTHING:
+        kept["data"] = data
+    if metadata:
+        kept["metadata"] = dict(metadata)
+    try:
+        size = len(json.dumps(kept, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidArguments("reply: data and metadata must be plain JSON") from None
+    if size > GOAL_LIMIT:
+        raise InvalidArguments(f"reply: larger than {GOAL_LIMIT} characters")
+    return kept

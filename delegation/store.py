@@ -40,7 +40,6 @@ channel ``follows`` that of a delegation which begins or ceases to want a stream
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -58,6 +57,7 @@ from delegation.record import decode, dump_json, encode_change, encode_opened
 from delegation.redis_access import flag, flatten, new_operation_id, number
 from delegation.state import Cause, Change, Delegation, DelegationId, HistoryEntry, Phase
 from delegation.store_census import CensusFacts
+from delegation.store_due import DueFacts
 from delegation.store_follows import FollowFacts
 from delegation.store_shares import ShareFacts
 from delegation.store_talk import TalkFacts
@@ -121,25 +121,12 @@ class Saved:
     has_note: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Due:
-    """One due entry, as the sweeper sees it."""
-
-    kind: str  #: "delegation" or "workflow"
-    id: str
-    phase: str
-    timers: dict[str, float]
-    now: float
-
-
-class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, CensusFacts):
+class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, DueFacts, CensusFacts):
     """The only door to Redis for our own state. Every method raises StoreUnavailable when Redis does not answer.
 
-    Delegations and the due index are here; workflows, shared delegations and what operators look at are in the three
-    classes it inherits.
+    The life of a delegation is here; workflows, replies and cancels, streams, shared calls, the due index and what
+    operators look at are in the classes it inherits.
     """
-
-    # ------------------------------------------------------------ delegations
 
     def open_delegation(
         self,
@@ -392,46 +379,6 @@ class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, CensusFacts):
         )
         return PushAnswer(verdict)
 
-    def history(self, delegation_id: str) -> list[dict[str, Any]]:
-        """The story, oldest first: ``at cause phase state text``."""
-        with self.seam():
-            lines: Any = self.client.lrange(self.key("h", delegation_id), 0, -1)
-        return [_read_entry(line) for line in lines]
-
-    def content(self, delegation_id: str) -> str | None:
-        """The artifacts as the agent sent them, JSON; None when there were none."""
-        with self.seam():
-            found: Any = self.client.get(self.key("c", delegation_id))
-        return str(found) if found is not None else None
-
-    # ------------------------------------------------------------ due entries
-
-    def sweep(self, calls: int, *, ends: int | None = None, leisure: bool = True) -> list[Due]:
-        """Take due entries, pushing each ahead: at most ``calls`` whose step calls an agent, and ``ends`` (default: as
-        many) whose step ends something. Clean-ups wait for ``leisure``, a minute at most."""
-        now, *rows = self.run(
-            "sweep",
-            [self.key("due"), self.key("sweeper")],
-            [
-                calls,
-                calls if ends is None else ends,
-                flag(leisure),
-                self.rules.hint_patience_s,
-                self.key("d", ""),
-                self.key("w", ""),
-            ],
-        )
-        return [
-            Due(
-                kind=member.partition(":")[0],
-                id=member.partition(":")[2],
-                phase=phase,
-                timers={k: float(v) for k, _, v in (pair.partition("=") for pair in timers.split())},
-                now=float(now),
-            )
-            for member, phase, timers in zip(rows[::3], rows[1::3], rows[2::3], strict=True)
-        ]
-
 
 def root_of(delegation: Delegation) -> str:
     """The id under which a delegation is listed: its workflow's, or its own."""
@@ -440,9 +387,3 @@ def root_of(delegation: Delegation) -> str:
 
 def _entry(entry: HistoryEntry, phase: Phase) -> str:
     return dump_json([entry.cause.value, phase.value, entry.state.value, entry.text])
-
-
-def _read_entry(line: str) -> dict[str, Any]:
-    at, _, rest = line.partition(" ")
-    cause, phase, state, text = json.loads(rest)
-    return {"at": float(at), "cause": cause, "phase": phase, "state": state, "text": text}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -130,3 +131,21 @@ class CensusFacts(RedisAccess):
             yield next_change
         finally:
             pubsub.close()
+
+    def history(self, delegation_id: str) -> list[dict[str, Any]]:
+        """The story, oldest first: ``at cause phase state text``."""
+        with self.seam():
+            lines: Any = self.client.lrange(self.key("h", delegation_id), 0, -1)
+        return [_read_entry(line) for line in lines]
+
+    def content(self, delegation_id: str) -> str | None:
+        """The artifacts as the agent sent them, JSON; None when there were none."""
+        with self.seam():
+            found: Any = self.client.get(self.key("c", delegation_id))
+        return str(found) if found is not None else None
+
+
+def _read_entry(line: str) -> dict[str, Any]:
+    at, _, rest = line.partition(" ")
+    cause, phase, state, text = json.loads(rest)
+    return {"at": float(at), "cause": cause, "phase": phase, "state": state, "text": text}

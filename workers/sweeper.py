@@ -17,7 +17,8 @@ from kombu.exceptions import OperationalError
 from delegation.due import Step, choose_steps, choose_workflow_steps
 from delegation.errors import DelegationError, StateLost, StoreUnavailable
 from delegation.state import Phase
-from delegation.store import Due, Store
+from delegation.store import Store
+from delegation.store_due import Due
 from workers.canvas import publish_finalize, publish_start
 from workers.celery_settings import END_QUEUE, QUEUE
 from workers.queues import queue_lengths

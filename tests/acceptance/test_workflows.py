@@ -60,7 +60,7 @@ def goal(artifact: str = "ok", state: str = "COMPLETED", after: float = 0.1) -> 
 
 def wait_until_nothing_is_due(store: Store, workflow: Workflow) -> None:
     """No message about this workflow will be sent any more."""
-    wait_until(lambda: store.client.zscore(store.key("due"), f"workflow:{workflow.id}") is None, WAIT_S, what="peace")
+    wait_until(lambda: not store.load_workflow(workflow.id).is_publishing, WAIT_S, what="peace")
 
 
 # ---------------------------------------------------------------- joining
@@ -282,7 +282,7 @@ def test_a_description_shows_the_workflow_and_its_children() -> None:
     for child in children:
         child.wait(WAIT_S)
     seen = workflow.describe()
-    assert list(seen) == ["id", "name", "state", "round", "unresolved", "children", "created_at", "deadline_at"]
+    assert list(seen) == ["id", "name", "state", "round", "unresolved", "children", "created_at", "deadline_at", "reason"]
     assert (seen["name"], seen["state"], seen["round"], seen["unresolved"]) == ("trip to Rome", "OPEN", 0, 0)
     assert [child["id"] for child in seen["children"]] == [f"{workflow.id}.1", f"{workflow.id}.2"]
     assert {id: outcome["text"] for id, outcome in workflow.outcomes().items()} == {

@@ -45,7 +45,7 @@ _SCRIPTS = {
     "follow_claim": ("due", "follow_claim"),
     "follow_renew": ("due", "follow_renew"),
     "follow_event": ("due", "wake", "follow_event"),
-    "follow_drop": ("follow_drop",),
+    "follow_drop": ("due", "follow_drop"),
 }
 
 

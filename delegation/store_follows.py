@@ -123,11 +123,12 @@ class FollowFacts(RedisAccess):
         return FollowAnswer(answer)
 
     def drop_follows(self, follower: str, delegation_ids: Sequence[str], *, leaving: bool) -> None:
-        """Give leases back. ``leaving``: the follower ends."""
+        """Give leases back; what nobody takes soon is polled. ``leaving``: the follower ends."""
         pages = [delegation_ids[first : first + PAGE] for first in range(0, len(delegation_ids), PAGE)] or [[]]
-        keys = [self.key("follows"), self.key("follow_owners"), self.key("followers")]
+        keys = [self.key("follows"), self.key("follow_owners"), self.key("followers"), self.key("due")]
         for page in pages:
-            self.run("follow_drop", keys, [follower, flag(leaving), *page])
+            records = [self.key("d", delegation_id) for delegation_id in page]
+            self.run("follow_drop", [*keys, *records], [follower, flag(leaving), self.rules.hint_patience_s, *page])
 
     def followers(self) -> list[FollowerSeen]:
         """Those seen in the last minute, by id."""

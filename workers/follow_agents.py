@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import time
 from concurrent.futures import Executor
 from typing import Protocol
 
 from delegation.agent_task import AgentTaskId
 from delegation.events import PreparedRequest
+from workers.follow_flights import Flights
 
 #: A card may change; whoever subscribes soon after another need not ask Redis for it again.
 _KEPT_S = 10.0
@@ -27,30 +28,19 @@ class Clients(Protocol):
 
 
 class AgentClients:
-    """One agent whose card does not come holds one of the ``threads``, not all of them."""
+    """Asked in ``threads``, since a card may have to be fetched."""
 
     def __init__(self, roster: Clients, threads: Executor) -> None:
         self._roster = roster
-        self._threads = threads
+        self._flights: Flights[tuple[str, str], Subscriber] = Flights(threads)
         self._known: dict[tuple[str, str], tuple[float, Subscriber]] = {}
-        self._asked: dict[tuple[str, str], asyncio.Future[Subscriber]] = {}
 
     async def get(self, agent: str, participant_id: str) -> Subscriber:
         """Raises as ``Roster.client`` does."""
         key = (agent, participant_id)
-        kept_until, client = self._known.get(key, (0.0, None))
-        if client is not None and time.monotonic() < kept_until:
-            return client
-        asked = self._asked.get(key)
-        if asked is None:
-            asked = asyncio.get_running_loop().run_in_executor(
-                self._threads, self._roster.client, agent, participant_id
-            )
-            self._asked[key] = asked
-            asked.add_done_callback(lambda answered: self._keep(key, answered))
-        return await asyncio.shield(asked)  # whoever stops waiting does not stop the others
-
-    def _keep(self, key: tuple[str, str], answered: asyncio.Future[Subscriber]) -> None:
-        del self._asked[key]
-        if not answered.cancelled() and answered.exception() is None:
-            self._known[key] = (time.monotonic() + _KEPT_S, answered.result())
+        kept_until, known = self._known.get(key, (0.0, None))
+        if known is not None and time.monotonic() < kept_until:
+            return known
+        client = await self._flights.ask(key, functools.partial(self._roster.client, agent, participant_id))
+        self._known[key] = (time.monotonic() + _KEPT_S, client)
+        return client

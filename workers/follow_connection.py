@@ -25,6 +25,7 @@ from delegation.errors import AgentRefused, AgentUnreachable, CallAmbiguous
 from delegation.events import PreparedRequest
 from delegation.origins import Origin, origin_of, refused_address, resolve
 from delegation.outbound import CONNECT_AT_MOST_S
+from workers.follow_flights import Flights
 
 #: Streams of one agent that are being opened at the same time.
 OPENING_AT_ONCE = 32
@@ -160,7 +161,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
     """Opens connections to addresses that were checked, and only to those."""
 
     def __init__(self, threads: Executor) -> None:
-        self._threads = threads
+        self._look_ups: Flights[tuple[str, int], list[str]] = Flights(threads)
         self._sockets = httpcore.AnyIOBackend()
 
     async def connect_tcp(
@@ -187,9 +188,8 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         raise error
 
     async def _addresses(self, host: str, port: int, patience_s: float) -> list[str]:
-        look_up = functools.partial(resolve, host, port, patience_s)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+            return await self._look_ups.ask((host, port), functools.partial(resolve, host, port, patience_s))
         except TimeoutError:
             raise httpcore.ConnectTimeout("resolve") from None
         except (OSError, UnicodeError) as failure:

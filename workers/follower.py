@@ -99,6 +99,8 @@ class Follower:
         self._settings = settings
         self._store = store
         self._lease_s = timing.follow_lease.total_seconds()
+        # Of their own: a storm of news must not keep leases from being renewed, nor a silent Redis us from ending.
+        self._lease_threads = ThreadPoolExecutor(1, thread_name_prefix="leases")
         self._store_threads = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="store")
         self._agent_threads = ThreadPoolExecutor(_AGENT_THREADS, thread_name_prefix="agents")
         self._wake_threads = ThreadPoolExecutor(_WAKE_THREADS, thread_name_prefix="wakes")
@@ -175,7 +177,7 @@ class Follower:
         is_time = now >= self._renew_at
         ids = list(self._held) if is_time else [each for each in told if each in self._held]
         if ids:
-            lost = await self._ask(self._store.renew_follows, self.id, ids, lease_s=self._lease_s)
+            lost = await self._ask_for_leases(self._store.renew_follows, self.id, ids, lease_s=self._lease_s)
             await self._end(lost)
         if is_time:
             self._renew_at = now + self._lease_s / 3
@@ -183,7 +185,7 @@ class Follower:
     async def _claim(self) -> None:
         while not self._is_stopping:
             room = max(0, self._settings.limits.streams - len(self._held))
-            claim = await self._ask(
+            claim = await self._ask_for_leases(
                 self._store.claim_follows,
                 self.id,
                 at_most=min(BATCH, room),
@@ -233,9 +235,9 @@ class Follower:
         if tasks:
             await asyncio.wait(tasks, timeout=_STOP_WITHIN_S)
         with suppress(StoreUnavailable):  # then the leases run out
-            await self._ask(self._store.drop_follows, self.id, ids, leaving=True)
+            await self._ask_for_leases(self._store.drop_follows, self.id, ids, leaving=True)
         log.info("follower.stopped", given_back=len(ids), streams=self._streams, connections=self.connections.open)
-        for threads in (self._store_threads, self._agent_threads, self._wake_threads):
+        for threads in (self._lease_threads, self._store_threads, self._agent_threads, self._wake_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ told by the listener's thread
@@ -294,6 +296,10 @@ class Follower:
         """A call of the store, in a thread."""
         work = functools.partial(call, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._store_threads, work)
+
+    async def _ask_for_leases(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        work = functools.partial(call, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._lease_threads, work)
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -26,7 +26,9 @@ class Followed:
         self.deployment = deployment
         self.store = deployment.store()
         self.client: Any = self.store.client
-        self._http = httpx.Client(base_url=agent.url, trust_env=False, timeout=30)
+        # Connections are counted at the agent, so none of ours may stay.
+        nothing_kept = httpx.Limits(max_keepalive_connections=0)
+        self._http = httpx.Client(base_url=agent.url, trust_env=False, timeout=30, limits=nothing_kept)
 
     def __enter__(self) -> Self:
         return self

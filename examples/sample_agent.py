@@ -1,10 +1,11 @@
-"""A sample A2A 1.0 agent on a2a-sdk's own server: `python -m examples.sample_agent --kind instant|pushing|quiet`.
+"""A sample A2A 1.0 agent on a2a-sdk's own server: `python -m examples.sample_agent --kind instant|pushing|quiet|asking`.
 
 Kinds:
 
 - ``instant`` answers at once: a direct Message when asked for the weather, else a task that is already terminal;
 - ``pushing`` works for 1 to 4 seconds and pushes; its last push is sent twice on purpose;
-- ``quiet`` works for 1 to 3 seconds, neither pushes nor streams, and has to be asked.
+- ``quiet`` works for 1 to 3 seconds, neither pushes nor streams, and has to be asked;
+- ``asking`` streams, asks a question back, and ends when it is answered.
 
 A goal that contains "fail on purpose" ends FAILED. Prints one JSON line ``{"ready": url, "kind": kind}`` when it
 listens; SIGINT or SIGTERM ends it within two seconds. JSON-RPC at /rpc, HTTP+JSON at /rest, tasks in memory.
@@ -54,7 +55,9 @@ KINDS = {
     "instant": "Answers at once",
     "pushing": "Works for some seconds and pushes every change",
     "quiet": "Works for some seconds and has to be asked",
+    "asking": "Asks a question back and streams every change",
 }
+QUESTION = "On which day?"
 _TERMINAL = {
     TaskState.TASK_STATE_COMPLETED,
     TaskState.TASK_STATE_FAILED,
@@ -107,6 +110,8 @@ class SampleExecutor(AgentExecutor):
         goal = get_message_text(context.message) if context.message else ""
         if self._kind == "instant":
             await self._answer_at_once(context, event_queue, goal)
+        elif self._kind == "asking":
+            await self._ask(context, event_queue, goal)
         else:
             await self._work(context, event_queue, goal)
 
@@ -146,6 +151,22 @@ class SampleExecutor(AgentExecutor):
         await updater.complete()
 
 
+    async def _ask(self, context: RequestContext, event_queue: EventQueue, said: str) -> None:
+        """The first message is the goal, the next one the answer to our question."""
+        assert context.message is not None
+        if context.current_task is None:
+            await event_queue.enqueue_event(new_task_from_user_message(context.message))
+        updater = TaskUpdater(event_queue, context.task_id or "", context.context_id or "")
+        await updater.start_work(updater.new_agent_message([new_text_part("thinking it over")]))
+        await asyncio.sleep(1.0)
+        if context.current_task is None:
+            await updater.requires_input(updater.new_agent_message([new_text_part(QUESTION)]))
+            return
+        answer = f"{said.strip()} it is."
+        await updater.add_artifact([new_text_part(answer)], artifact_id="answer", name="answer")
+        await updater.complete()
+
+
 class RepeatingPushSender(BasePushNotificationSender):
     """Sends the push of a terminal state twice: A2A promises at least once (spec section 4.3.3)."""
 
@@ -164,7 +185,7 @@ def build_card(kind: str, base_url: str, name: str) -> AgentCard:
             AgentInterface(url=f"{base_url}/rpc", protocol_binding="JSONRPC", protocol_version="1.0"),
             AgentInterface(url=f"{base_url}/rest", protocol_binding="HTTP+JSON", protocol_version="1.0"),
         ],
-        capabilities=AgentCapabilities(streaming=False, push_notifications=kind == "pushing"),
+        capabilities=AgentCapabilities(streaming=kind == "asking", push_notifications=kind == "pushing"),
         default_input_modes=["text/plain"],
         default_output_modes=["text/plain"],
         skills=[

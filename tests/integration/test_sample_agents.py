@@ -1,4 +1,4 @@
-"""The sample agents are what the demo needs: one answers at once, one pushes, one has to be asked."""
+"""The sample agents: one answers at once, one pushes, one has to be asked, one asks back."""
 
 from __future__ import annotations
 
@@ -90,3 +90,19 @@ def test_quiet_neither_pushes_nor_streams(tmp_path: Path) -> None:
         task_id = caller.call("SendMessage", **send_params("hotel in Rome"))["task"]["id"]
         config = {"taskId": task_id, "id": "p1", "url": "http://127.0.0.1:9/hook"}
         assert caller.error("CreateTaskPushNotificationConfig", **config) == -32003
+
+
+def test_asking_asks_once_and_ends_with_the_answer(tmp_path: Path) -> None:
+    """A message for its task that waits is the answer to its question."""
+    with SampleAgent("asking", log=tmp_path / "log").start() as agent, RpcCaller(agent.url) as caller:
+        asked = caller.send("find a flight")["task"]
+
+        def state() -> str:
+            found: str = caller.call("GetTask", id=asked["id"])["status"]["state"]
+            return found
+
+        wait_until(lambda: state() == "TASK_STATE_INPUT_REQUIRED", what="question", every_s=0.1)
+        caller.send("Friday", taskId=asked["id"], contextId=asked["contextId"], messageId="m2")
+        wait_until(lambda: state() == "TASK_STATE_COMPLETED", what="end", every_s=0.1)
+        task = caller.call("GetTask", id=asked["id"])
+        assert task["artifacts"][0]["parts"] == [{"text": "Friday it is."}]

@@ -12,7 +12,14 @@ from typing import Any
 import click
 from kombu.exceptions import OperationalError
 
-from delegation.errors import DelegationError, StoreUnavailable, UnknownDelegation, UnknownWorkflow, UnresolvedChildren
+from delegation.errors import (
+    DelegationEnded,
+    DelegationError,
+    StoreUnavailable,
+    UnknownDelegation,
+    UnknownWorkflow,
+    UnresolvedChildren,
+)
 from workers.children import ProcessFailed
 from workers.logs import configure_logging
 from workers.printable import one_line
@@ -24,7 +31,13 @@ COMMANDS = {
     "list": ("workers.cli_delegations:list_delegations", "Delegations, newest first."),
     "show": ("workers.cli_delegations:show", "One delegation: its state, its story, its outcome."),
     "watch": ("workers.cli_watch:watch", "Follow a delegation or a workflow until it ends."),
-    "workflow": ("workers.cli_workflows:workflow", "Open, show, join and complete workflows."),
+    "inbox": ("workers.cli_talk:inbox", "Delegations that wait for somebody's reply, the oldest question first."),
+    "reply": ("workers.cli_talk:reply", "Answer an agent's question."),
+    "cancel": ("workers.cli_talk:cancel", "Have a delegation cancelled; prints the receipt."),
+    "workflow": (
+        "workers.cli_workflows:workflow",
+        "Open, show, join, cancel and complete workflows; read their notes.",
+    ),
     "doctor": ("workers.cli_doctor:doctor", "Check that everything a delegation needs is there."),
     "demo": ("workers.cli_processes:demo", "The main job on this machine, with sample agents, in half a minute."),
     "follower": ("workers.cli_processes:follower", "Hold the streams of delegations that are followed."),
@@ -36,6 +49,7 @@ _ADVICE: dict[type[DelegationError], str] = {
     StoreUnavailable: "is it running? `delegation doctor` checks",
     UnknownDelegation: "`delegation list` shows those that are kept",
     UnknownWorkflow: "`delegation list` shows the children of those that are kept, as WORKFLOW.NUMBER",
+    DelegationEnded: "`delegation show` tells more",
     UnresolvedChildren: "wait for them with `delegation workflow join`",
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -15,6 +15,7 @@ from delegation.state import Delegation
 from delegation.store import Store
 from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
+from workers.cli_question import how_to_answer, is_asking, question_line
 from workers.cli_show import (
     delegations_table,
     exit_code_of,
@@ -45,7 +46,11 @@ _BATCH = 100
 def delegate(agent: str, goal: str, criteria: tuple[str, ...], wait: bool, **arguments: str | None) -> int:
     """Give a piece of work to AGENT and print the delegation's id. GOAL - reads the goal from stdin."""
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value}
-    given |= {"agent": agent, "goal": _read_goal() if goal == "-" else goal, "acceptance_criteria": list(criteria)}
+    given |= {
+        "agent": agent,
+        "goal": read_text(sys.stdin.buffer, "goal") if goal == "-" else goal,
+        "acceptance_criteria": list(criteria),
+    }
     delegation, opened = open_delegation(given, options={})
     if not opened.existing:
         publish_start(carrying_app(), delegation, family={})
@@ -55,8 +60,7 @@ def delegate(agent: str, goal: str, criteria: tuple[str, ...], wait: bool, **arg
     try:
         return _wait_for(delegation.id)
     except KeyboardInterrupt:
-        click.echo(f"delegation: still running; delegation watch {delegation.id}", err=True)
-        return 130
+        return leave_it_running(delegation.id)
 
 
 @click.command("list")
@@ -80,12 +84,19 @@ def list_delegations(limit: int, agent: str | None, only_open: bool, as_json: bo
 @click.command()
 @click.argument("delegation_id", metavar="ID")
 @click.option("--history", "only_history", is_flag=True, help="Its story alone.")
+@click.option("--artifacts", "only_artifacts", is_flag=True, help="What the agent produced, as it sent it: one array.")
 @click.option("--json", "as_json", is_flag=True, help="One object; with --history one array.")
-def show(delegation_id: str, only_history: bool, as_json: bool) -> None:
-    """One delegation: its state, its story, its outcome. ID may also be the Celery id of its call."""
+def show(delegation_id: str, only_history: bool, only_artifacts: bool, as_json: bool) -> None:
+    """One delegation: its state, what it asks, its story, its outcome. ID may also be the Celery id of its call."""
+    if only_history and only_artifacts:
+        raise InvalidArguments("--history and --artifacts: give one of them")
     store = runtime().store
     delegation = load(store, known_id(store, delegation_id))
-    history = DelegationHandle(delegation.id).history()
+    handle = DelegationHandle(delegation.id)
+    if only_artifacts:
+        print_json(handle.artifacts())
+        return
+    history = handle.history()
     if as_json:
         print_json(history if only_history else describe(delegation))
     elif only_history:
@@ -103,8 +114,8 @@ def known_id(store: Store, given_id: str) -> str:
     return given_id
 
 
-def load(store: Store, delegation_id: str) -> Delegation:
-    """Raises UnknownDelegation, which says so when the id is a workflow's."""
+def load(store: Store, delegation_id: str, instead: str = "workflow show ID") -> Delegation:
+    """Raises UnknownDelegation; InvalidArguments when the id is a workflow's, naming the command for those."""
     try:
         return store.load(delegation_id).delegation
     except UnknownDelegation as error:
@@ -112,7 +123,8 @@ def load(store: Store, delegation_id: str) -> Delegation:
             store.load_workflow(delegation_id)
         except UnknownWorkflow:
             raise error from None
-        raise InvalidArguments(f"{delegation_id} is a workflow; use `delegation workflow show`") from None
+        command = f"delegation {instead}".replace("ID", delegation_id)
+        raise InvalidArguments(f"{delegation_id} is a workflow; use `{command}`") from None
 
 
 def _all(store: Store) -> Iterator[Delegation]:
@@ -134,36 +146,42 @@ def _ids(store: Store) -> Iterator[str]:
             yield root
 
 
-def _read_goal() -> str:
-    """At most what a goal may hold; the check that it is not more is the library's."""
-    text = sys.stdin.buffer.read(4 * GOAL_LIMIT + 1)
+def read_text(stream: BinaryIO, name: str) -> str:
+    """At most what an agent may be told; the check that it is not more is the library's. Raises InvalidArguments."""
+    text = stream.read(4 * GOAL_LIMIT + 1)
     if len(text) > 4 * GOAL_LIMIT:
-        raise InvalidArguments(f"goal: a string of 0 to {GOAL_LIMIT} characters")
+        raise InvalidArguments(f"{name}: a string of 0 to {GOAL_LIMIT} characters")
     return text.decode("utf-8")
+
+
+def leave_it_running(delegation_id: str) -> int:
+    """Ctrl-C ends the waiting and nothing else; the exit code."""
+    click.echo(f"delegation: still running; delegation watch {delegation_id}", err=True)
+    return 130
 
 
 def _wait_for(delegation_id: str) -> int:
     store = runtime().store
-    asked = ""
+    asked: tuple[int, int] | None = None
     for _ in changes(store, delegation_id.partition(".")[0], None):
         delegation = store.load(delegation_id).delegation
         if delegation.outcome is not None:
-            return _tell_outcome(delegation)
-        question = _question(delegation)
-        if question and question != asked:
-            click.echo(f"delegation: {delegation_id} is {one_line(question, 500)}; still waiting", err=True)
-        asked = question
+            return tell_outcome(delegation)
+        question = delegation.progress.question
+        if question is not None and is_asking(delegation) and asked != (question.number, question.turn):
+            asked = (question.number, question.turn)  # refused, a reply leaves the same one open again
+            tell_question(delegation, "still waiting; ")
     raise AssertionError("without a timeout this waits for ever")
 
 
-def _question(delegation: Delegation) -> str:
-    """What the agent asks us, empty when it asks nothing."""
-    if not delegation.state.is_interrupted:
-        return ""
-    return f"{delegation.state.value}: {delegation.progress.status_text}"
+def tell_question(delegation: Delegation, news: str = "") -> None:
+    """On stderr, in one line: what it asks, and how to answer."""
+    asks = f"{delegation.id} is {delegation.state.value}: {question_line(delegation, 500)}"
+    click.echo(f"delegation: {asks}; {news}{how_to_answer(delegation)}", err=True)
 
 
-def _tell_outcome(delegation: Delegation) -> int:
+def tell_outcome(delegation: Delegation) -> int:
+    """Its text on stdout, on stderr why it failed; the exit code."""
     outcome = delegation.outcome
     assert outcome is not None
     if outcome.text:

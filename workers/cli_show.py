@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from delegation.agent_task import TaskState
+from delegation.endings import receipt
 from delegation.state import Delegation, Phase
 from delegation.workflow import Workflow, WorkflowState
-from workers.printable import many_lines, one_line
+from workers.cli_question import how_to_answer, is_asking, question_line, question_text, size_text
+from workers.printable import json_text, many_lines, one_line
 
 _STYLES = {
     "COMPLETED": "green",
@@ -24,6 +25,7 @@ _STYLES = {
     "FAILED": "red",
     "REJECTED": "red",
     "CANCELED": "yellow",
+    "CANCELING": "yellow",
     "INPUT_REQUIRED": "magenta",
     "AUTH_REQUIRED": "magenta",
     "WORKING": "cyan",
@@ -32,10 +34,12 @@ _STYLES = {
 #: Where nobody looks, nothing is folded or cut; so a line is a record, for grep and awk.
 _UNBOUNDED = 100_000
 _TEXT_LIMIT = 200
+#: Artifacts that `show` describes; `show --artifacts` has them all.
+_MOST_ARTIFACTS = 20
 
 
 def print_json(value: Any) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False, indent=2))
+    click.echo(json_text(value, indent=2))
 
 
 def make_console() -> Console:
@@ -76,13 +80,38 @@ def workflow_table(workflow: Workflow, children: Sequence[Delegation], now: floa
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_row(*_workflow_row(workflow, len(children), now))
-    if says := continuation_news(workflow):
+    for says in filter(None, (workflow_reason(workflow), continuation_news(workflow))):
         table.add_row("", "", "", "", "", Text(says, style="yellow", no_wrap=False, overflow="fold"))
     for each in children:
         branch = "└─ " if each is children[-1] else "├─ "
         label = Text(branch, style="dim") + Text(one_line(each.brief.name, 28) or each.id.rpartition(".")[2])
         watch = each.progress.watch.value if each.progress.watch else ""
         table.add_row(label, each.agent, watch, state_text(each), time_taken(each, now), _news(each))
+    return table
+
+
+def inbox_table(delegations: Sequence[Delegation], now: float) -> Table:
+    """``ASKED`` is the age of the question, ``LEFT`` the time to the deadline."""
+    table = _table("ID", "AGENT", "STATE", "ASKED", "LEFT", "QUESTION")
+    for each in delegations:
+        asked = duration(now - each.progress.question.asked_at) if each.progress.question else "-"
+        question = question_line(each, _TEXT_LIMIT)
+        table.add_row(each.id, each.agent, state_text(each), asked, _time_left(each, now) or "-", question)
+    return table
+
+
+def receipts_table(children: Sequence[Mapping[str, Any]]) -> Table:
+    """``id agent state cancel`` of each child of a workflow that was cancelled."""
+    table = _table("ID", "AGENT", "STATE", "CANCEL")
+    for each in children:
+        table.add_row(each["id"], each["agent"], _coloured(each["state"]), each["cancel"] or "-")
+    return table
+
+
+def notes_table(notes: Sequence[Mapping[str, Any]]) -> Table:
+    table = _table("AT", "AGENT", "NOTE")
+    for each in notes:
+        table.add_row(each["at"] or "-", each["agent"] or "-", Text(one_line(each["text"])))
     return table
 
 
@@ -93,6 +122,14 @@ def continuation_news(workflow: Workflow) -> str:
     seen = " and never seen to run" if workflow.is_poisoned else ", not seen to run yet"
     task = one_line(str(workflow.continuation.get("task")), 100)
     return f"then: {task}, published {_times(workflow.publishes)}{seen}"
+
+
+def workflow_reason(workflow: Workflow) -> str:
+    """Why it failed or was cancelled; empty when it was not, or nobody said."""
+    if workflow.state not in (WorkflowState.FAILED, WorkflowState.CANCELING, WorkflowState.CANCELED):
+        return ""
+    reason = workflow.result.get("reason") if isinstance(workflow.result, dict) else None
+    return one_line(str(reason or workflow.cancel_reason), _TEXT_LIMIT)
 
 
 def _times(count: int) -> str:
@@ -133,7 +170,7 @@ def print_delegation(console: Console, each: Delegation, history: Sequence[dict[
 
 def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
     progress, outcome = each.progress, each.outcome
-    deadline_at = each.timers.deadline_at
+    asks = is_asking(each)
     facts = {
         "id": each.id,
         "workflow": each.workflow_id,
@@ -144,13 +181,56 @@ def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
         "phase": each.phase.value,
         "watch": progress.watch.value if progress.watch else None,
         "agent task": progress.agent_task_id,
-        "status": _unavailable(each) or progress.status_text,
+        "status": _unavailable(each) or ("" if asks else progress.status_text),
         "reason": outcome.reason if outcome else None,
         "time": time_taken(each, now),
-        "time left": duration(deadline_at - now) if deadline_at and outcome is None else None,
-        "artifacts": ", ".join(f"{a.get('name') or a.get('id')}" for a in outcome.artifacts) if outcome else None,
+        "time left": _time_left(each, now),
     }
-    return [(k, v if isinstance(v, Text) else Text(one_line(str(v), 500))) for k, v in facts.items() if v]
+    told = [(k, v if isinstance(v, Text) else Text(one_line(str(v), 500))) for k, v in facts.items() if v]
+    return [*told, *((k, Text(v)) for k, v in _talk(each, now).items() if v)]
+
+
+def _talk(each: Delegation, now: float) -> dict[str, str]:
+    """What was asked, answered and made so far; fit to print, some of it in several lines."""
+    progress, question = each.progress, each.progress.question
+    waiting = each.replies - progress.turn
+    facts = {
+        "replies": ", ".join(filter(None, (f"{progress.turn} sent", f"{waiting} waiting" if waiting > 0 else "")))
+        if each.replies
+        else "",
+        "cancel": receipt(each) or "",
+        "artifacts": "\n".join(_artifact_lines(each)),
+    }
+    if not is_asking(each) or question is None:
+        return facts
+    asked = {
+        "question": question_text(each),
+        "asked": f"{duration(now - question.asked_at)} ago, as question {question.number}",
+    }
+    return {**facts, **asked, "to go on": how_to_answer(each)}
+
+
+def _artifact_lines(each: Delegation) -> list[str]:
+    """By name; one that was too large to keep, with how to get it all the same."""
+    if each.outcome is None:
+        return [artifact_names(each.progress.artifact_names)]
+    artifacts = each.outcome.artifacts
+    lines = [_artifact_line(each, artifact) for artifact in artifacts[:_MOST_ARTIFACTS]]
+    more = len(artifacts) - _MOST_ARTIFACTS
+    return [*lines, f"… and {more} more: `delegation show {each.id} --artifacts`"] if more > 0 else lines
+
+
+def _artifact_line(each: Delegation, artifact: Mapping[str, Any]) -> str:
+    named = artifact.get("name") or artifact.get("id") or "(no name)"
+    facts = (one_line(str(artifact.get("media_type") or ""), 80), size_text(artifact.get("size") or 0))
+    line = f"{one_line(str(named), 80)} ({', '.join(filter(None, facts))})"
+    if not artifact.get("omitted"):
+        return line
+    return f"{line}: too large to keep; ask {each.agent} again: GetTask {one_line(str(each.progress.agent_task_id))}"
+
+
+def artifact_names(names: Sequence[str]) -> str:
+    return ", ".join(one_line(name, 80) for name in names)
 
 
 def history_table(history: Sequence[dict[str, Any]]) -> Table:
@@ -165,12 +245,19 @@ def state_text(each: Delegation) -> Text:
     return _coloured(each.state.value)
 
 
-def plain_line(each: Delegation) -> str:
+def plain_line(each: Delegation, news: str) -> str:
     """One change of a delegation, for a log or a pipe."""
-    at = datetime.now(UTC).strftime("%H:%M:%S")
     watch = each.progress.watch.value if each.progress.watch else "-"
-    name = one_line(each.brief.name, 40) or each.id
-    return f"{at}  {name:<16} {each.agent:<10} {watch:<5} {each.state.value:<14} {_news(each)}".rstrip()
+    return _plain(one_line(each.brief.name, 40) or each.id, each.agent, watch, each.state.value, news)
+
+
+def plain_workflow_line(workflow: Workflow) -> str:
+    return _plain(one_line(workflow.name, 40) or workflow.id, "-", "-", workflow.state.value, workflow_reason(workflow))
+
+
+def _plain(name: str, agent: str, watch: str, state: str, news: str) -> str:
+    at = datetime.now(UTC).strftime("%H:%M:%S")
+    return f"{at}  {name:<16} {agent:<10} {watch:<5} {state:<14} {news}".rstrip()
 
 
 def time_taken(each: Delegation, now: float) -> str:
@@ -188,8 +275,8 @@ def duration(seconds: float) -> str:
 
 
 def has_ended(workflow: Workflow) -> bool:
-    """Released, or ended for good: nothing is left to watch for."""
-    return workflow.state is WorkflowState.RELEASED or workflow.state.is_ended
+    """Released, or ended for good and its children as well: nothing is left to watch for."""
+    return workflow.state is WorkflowState.RELEASED or (workflow.state.is_ended and workflow.unresolved == 0)
 
 
 def exit_code_of(each: Delegation) -> int:
@@ -199,19 +286,49 @@ def exit_code_of(each: Delegation) -> int:
 
 def _news(each: Delegation) -> Text:
     """What there is to say of it in half a line."""
-    if each.outcome is None:
-        if unavailable := _unavailable(each):
-            return Text(unavailable, style="yellow")
-        waiting = "waiting for a worker" if each.phase is Phase.OPENED else ""
-        return Text(one_line(each.progress.status_text, _TEXT_LIMIT) or waiting, style="dim")
-    reason = f"{each.outcome.reason}: " if each.outcome.reason else ""
-    return Text(one_line(reason + each.outcome.text, _TEXT_LIMIT))
+    if each.outcome is not None:
+        return Text(words(each))
+    made = artifact_names(each.progress.artifact_names)
+    pieces = (words(each), turn_text(each), f"artifacts: {made}" if made else "", cancel_text(each))
+    return Text(" – ".join(filter(None, pieces)), style="yellow" if _unavailable(each) else "dim")
+
+
+def words(each: Delegation) -> str:
+    """What its agent says, in one line, or why it says nothing."""
+    if each.outcome is not None:
+        reason = f"{each.outcome.reason}: " if each.outcome.reason else ""
+        return one_line(reason + each.outcome.text, _TEXT_LIMIT)
+    if unavailable := _unavailable(each):
+        return unavailable
+    if is_asking(each):
+        return question_line(each, _TEXT_LIMIT)
+    waiting = "waiting for a worker" if each.phase is Phase.OPENED else ""
+    return one_line(each.progress.status_text, _TEXT_LIMIT) or waiting
+
+
+def turn_text(each: Delegation) -> str:
+    """Why what still looks like a question waits for nobody here."""
+    if each.outcome is not None or not each.state.is_interrupted:
+        return ""
+    if each.waits_for_agent:
+        return f"reply {each.progress.turn} sent"
+    return f"reply {each.progress.turn + 1} given" if each.has_reply_waiting else ""
+
+
+def cancel_text(each: Delegation) -> str:
+    """What became so far of a wish to cancel it."""
+    return f"cancel {receipt(each)}" if each.outcome is None and each.cancel_until is not None else ""
+
+
+def _time_left(each: Delegation, now: float) -> str:
+    deadline_at = each.timers.deadline_at
+    return duration(deadline_at - now) if deadline_at and each.outcome is None else ""
 
 
 def _unavailable(each: Delegation) -> str:
-    """Since when calls to its agent fail; empty while they do not, or nothing is left to hear."""
+    """Since when calls to its agent fail; empty while they do not, or nobody waits for the agent."""
     progress = each.progress
-    if each.outcome is not None or not progress.failures or each.state not in (TaskState.SUBMITTED, TaskState.WORKING):
+    if each.outcome is not None or not progress.failures or is_asking(each):
         return ""
     since = datetime.fromtimestamp(progress.failing_since or progress.updated_at, UTC).strftime("%H:%M:%S")
     return f"agent unavailable since {since}, tried {_times(progress.failures)}"

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
+from delegation.agent_task import TaskState
 from delegation.errors import UnknownWorkflow
-from delegation.state import Delegation, Phase
+from delegation.state import Delegation, Phase, Watch
 from delegation.store import Store
 from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
 from workers.cli_delegations import known_id
+from workers.cli_question import how_to_answer, is_asking, question_line
 from workers.cli_show import (
+    artifact_names,
+    cancel_text,
     continuation_news,
     delegations_table,
     exit_code_of,
@@ -26,14 +30,23 @@ from workers.cli_show import (
     has_ended,
     make_console,
     plain_line,
+    plain_workflow_line,
     print_table,
+    turn_text,
+    words,
     workflow_table,
 )
 from workers.handles import Workflow, describe
+from workers.printable import json_text, one_line
 from workers.runtime import runtime
 
 #: A live view counts seconds; so it looks this often when nothing else happens.
 _TICK_S = 0.25
+#: Questions that a live view shows in full, below its table.
+_MOST_QUESTIONS = 3
+_QUESTION_CHARS = 500
+#: States of a workflow that are worth a line; the others show in its children's.
+_TOLD_STATES = (WorkflowState.FAILED, WorkflowState.CANCELING, WorkflowState.CANCELED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +124,7 @@ def show_live(console: Console, views: Iterator[View]) -> View:
     last: View | None = None
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for last in views:
-            live.update(fitted(last.table()), refresh=True)
+            live.update(Group(fitted(last.table()), *_questions(last)), refresh=True)
     assert last is not None
     print_table(console, last.table())
     return last
@@ -119,13 +132,19 @@ def show_live(console: Console, views: Iterator[View]) -> View:
 
 def print_changes(views: Iterator[View]) -> View:
     """A line for each change. Returns the last view."""
-    told: dict[str, object] = {}
+    told: dict[str, Seen] = {}
+    state: WorkflowState | None = None
     last: View | None = None
     for last in views:
+        if last.workflow is not None and last.workflow.state is not state:
+            state = last.workflow.state
+            if state in _TOLD_STATES:
+                click.echo(plain_workflow_line(last.workflow))
         for each in last.delegations:
-            if told.get(each.id) != (news := _news(each)):
-                told[each.id] = news
-                click.echo(plain_line(each))
+            before, seen = told.get(each.id), see(each)
+            if before != seen:
+                told[each.id] = seen
+                click.echo(plain_line(each, seen.since(before)))
     assert last is not None
     record = last.workflow
     if record is not None and (record.is_poisoned or record.publishes > 1) and (says := continuation_news(record)):
@@ -133,10 +152,63 @@ def print_changes(views: Iterator[View]) -> View:
     return last
 
 
-def _news(each: Delegation) -> object:
-    """What is a change worth a line: not another attempt to reach an agent that is away."""
-    progress = each.progress
-    return each.state, progress.watch, progress.status_text, progress.failing_since, each.phase is Phase.OPENED
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What is worth a line when it changes: not another attempt to reach an agent that is away."""
+
+    state: TaskState
+    watch: Watch | None
+    said: object  #: what its words come from
+    words: str = field(compare=False)  #: of an agent that is away, with how often it was tried
+    answer: str  #: how to answer what it asks
+    question: tuple[int, int]  #: a question, and the number of the last reply before it
+    turn: str
+    artifacts: tuple[str, ...]
+    cancel: str
+
+    def since(self, before: Seen | None) -> str:
+        """What is new, in one line; what has not changed is not said again."""
+        known = before.artifacts if before else ()
+        made = artifact_names([name for name in self.artifacts if name not in known])
+        is_asked = self.answer and (before is None or self.question != before.question)
+        pieces = (
+            self.words if is_asked or before is None or self.said != before.said else "",
+            self.answer if is_asked else "",
+            self.turn if before is None or self.turn != before.turn else "",
+            f"artifacts: {made}" if made else "",
+            self.cancel if before is None or self.cancel != before.cancel else "",
+        )
+        return " – ".join(filter(None, pieces))
+
+
+def see(each: Delegation) -> Seen:
+    progress, question = each.progress, each.progress.question
+    asks = question is not None and is_asking(each)
+    return Seen(
+        state=each.state,
+        watch=progress.watch,
+        said=(progress.status_text, progress.failing_since, each.phase is Phase.OPENED, each.outcome is None),
+        words=words(each),
+        answer=how_to_answer(each) if asks else "",
+        question=(question.number, question.turn) if question is not None and asks else (0, 0),
+        turn=turn_text(each),
+        artifacts=tuple(progress.artifact_names),
+        cancel=cancel_text(each),
+    )
+
+
+def _questions(view: View) -> list[Text]:
+    """What is asked, with the command that answers: as many as there is room for, the oldest first."""
+    asking = [each for each in view.delegations if is_asking(each)]
+    asking.sort(key=lambda each: each.progress.question.asked_at if each.progress.question else 0.0)
+    texts = []
+    for each in asking[:_MOST_QUESTIONS]:
+        name = one_line(each.brief.name, 40) or each.id
+        asks = f"{name} asks: {question_line(each, _QUESTION_CHARS)}"
+        texts.append(Text.assemble("\n", (asks, "magenta"), f"\n  {how_to_answer(each)}"))
+    if more := len(asking) - len(texts):
+        texts.append(Text(f"\n{more} more: delegation inbox", style="dim"))
+    return texts
 
 
 def _telling_of_no_join(views: Iterator[View]) -> Iterator[View]:
@@ -156,7 +228,7 @@ def _print_json(watched_id: str, views: Iterator[View]) -> View:
     for last in views:
         seen = describe(last.delegations[0]) if last.workflow is None else Workflow(watched_id).describe()
         if seen != told:
-            click.echo(json.dumps(seen, ensure_ascii=False))
+            click.echo(json_text(seen))
             told = seen
     assert last is not None
     return last

@@ -84,7 +84,7 @@ def _checked(text: object, data: Any, metadata: Mapping[str, Any] | None) -> dic
     if metadata:
         kept["metadata"] = dict(metadata)
     try:
-        size = len(json.dumps(kept, allow_nan=False))
+        size = len(json.dumps(kept, allow_nan=False, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
         raise InvalidArguments("reply: data and metadata must be plain JSON") from None
     if size > GOAL_LIMIT:

@@ -28,13 +28,17 @@ DELEGATION_NAMES = [
     "agent_task_id",
     "context_id",
     "status_text",
+    "question",
+    "artifact_names",
+    "replies",
+    "cancel",
     "reason",
     "outcome",
     "created_at",
     "updated_at",
     "deadline_at",
 ]
-WORKFLOW_NAMES = ["id", "name", "state", "round", "unresolved", "children", "created_at", "deadline_at"]
+WORKFLOW_NAMES = ["id", "name", "state", "round", "unresolved", "children", "created_at", "deadline_at", "reason"]
 OUTCOME_NAMES = [
     "delegation_id",
     "agent",
@@ -162,6 +166,14 @@ def test_an_idempotency_key_gives_the_same_delegation(deployment: Deployment) ->
         ("workflow", "join", "nobody"),
         ("workflow", "join", "nobody", "--queue", "q"),
         ("workflow", "complete", "nobody", "--result", "{"),
+        ("workflow", "cancel", "nobody"),
+        ("workflow", "fail", "nobody"),
+        ("workflow", "notes", "nobody"),
+        ("inbox", "--workflow", "nobody"),
+        ("reply", "nobody"),
+        ("cancel", "nobody"),
+        ("cancel", "nobody", "--reason", "x" * 501),
+        ("show", "nobody", "--history", "--artifacts"),
         ("list", "--limit", "0"),
         ("nonsense",),
     ],
@@ -389,7 +401,19 @@ def test_an_agents_text_cannot_steer_the_terminal(deployment: Deployment) -> Non
         assert not set(text) & {"\x1b", "\x9b", "\u202e"}
 
 
-@pytest.mark.parametrize("arguments", [("list",), ("workflow", "open"), ("doctor", "--no-agents")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",),
+        ("inbox",),
+        ("reply", "nobody", "x"),
+        ("cancel", "nobody"),
+        ("workflow", "open"),
+        ("workflow", "cancel", "nobody"),
+        ("watch", "nobody"),
+        ("doctor", "--no-agents"),
+    ],
+)
 def test_commands_that_call_no_agent_do_not_load_a2a(deployment: Deployment, arguments: tuple[str, ...]) -> None:
     """What keeps them fast: the SDK costs a quarter of a second to import."""
     code = "import sys; from workers.cli import run; run(sys.argv[1:]); print('a2a' in sys.modules)"
@@ -398,7 +422,18 @@ def test_commands_that_call_no_agent_do_not_load_a2a(deployment: Deployment, arg
 
 @pytest.mark.parametrize(
     "arguments",
-    [("list",), ("show", "x"), ("delegate", "flights", "x"), ("workflow", "open"), ("watch", "x"), ("agents",)],
+    [
+        ("list",),
+        ("show", "x"),
+        ("delegate", "flights", "x"),
+        ("inbox",),
+        ("reply", "x", "yes"),
+        ("cancel", "x"),
+        ("workflow", "open"),
+        ("workflow", "notes", "x"),
+        ("watch", "x"),
+        ("agents",),
+    ],
 )
 def test_redis_away_is_three(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """A Redis that does not answer is one line that says so, and exit code 3."""

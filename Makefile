@@ -42,7 +42,7 @@ lock: ## resolve the ranges in pyproject.toml anew and write requirements.lock
 	rm -rf .venv-lock
 
 clean: ## remove .venv and what the tools left behind
-	rm -rf $(VENV) .venv-lock build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-lock .peers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml requirements.lock

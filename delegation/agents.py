@@ -67,13 +67,15 @@ def withdraw(agent: AgentCalls, delegation: Delegation, *, call_s: float) -> Non
         if found is None:
             return
         agent_task_id, unwanted = found.id, True
-    if unwanted:
-        _unless_refused(lambda: agent.cancel_task(agent_task_id, deadline_s=call_s))
-        failpoint("cancel.after_call")
-    failpoint("cfg.before_delete")
-    if delegation.progress.push_config:
-        config_id = delegation.push_config_id
-        _unless_refused(lambda: agent.delete_push_config(agent_task_id, config_id, deadline_s=call_s))
+    try:
+        if unwanted:
+            _unless_refused(lambda: agent.cancel_task(agent_task_id, deadline_s=call_s))
+            failpoint("cancel.after_call")
+    finally:  # an agent that answers no cancel may still give up its pushes
+        failpoint("cfg.before_delete")
+        if delegation.progress.push_config:
+            config_id = delegation.push_config_id
+            _unless_refused(lambda: agent.delete_push_config(agent_task_id, config_id, deadline_s=call_s))
 
 
 def _unless_refused(call: Callable[[], T]) -> T | None:

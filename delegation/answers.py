@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from types import MappingProxyType
 from typing import Any
 
 from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, Artifact, ContextId, TaskState, read_state
@@ -33,6 +34,7 @@ _TIMESTAMP = re.compile(
 )
 # Not JSON, but some write them; protobuf's JSON spells these numbers as strings, and a string can be stored.
 _DECODER = json.JSONDecoder(parse_constant=str)
+_NOTHING_SAID: Mapping[str, Any] = MappingProxyType({})
 
 
 def load_json(body: bytes) -> Any:
@@ -59,7 +61,8 @@ def read_task(raw: object) -> AgentTask:
     """A `Task` (spec section 4.1.1). CallAmbiguous without an id that we can use."""
     if not isinstance(raw, dict):
         raise CallAmbiguous(f"the agent's task is {_kind(raw)}, not an object")
-    status = read_status(raw.get("status"))
+    said_last = _last_agent_message(raw.get("history"))
+    status = read_status(raw.get("status"), said_last=said_last)
     return AgentTask(
         id=read_task_id(raw.get("id")),
         context_id=ContextId(read_text(raw.get("contextId"))),
@@ -70,7 +73,7 @@ def read_task(raw: object) -> AgentTask:
         status_at=status.at,
         status_message_id=status.message_id,
         artifacts=_read_artifacts(raw.get("artifacts")),
-        last_agent_text=_read_last_agent_text(raw.get("history")),
+        last_agent_text=_read_parts(said_last.get("parts"))[1],
         history_message_ids=frozenset(history_message_ids(raw)),
     )
 
@@ -87,13 +90,20 @@ class TaskStatus:
     message_id: str
 
 
-def read_status(raw: object) -> TaskStatus:
-    """A status: of a task, or of an update to one."""
+def read_status(raw: object, *, said_last: Mapping[str, Any] = _NOTHING_SAID) -> TaskStatus:
+    """A status: of a task, or of an update to one.
+
+    An agent may wait for us without a message in its status and ask in the history alone (fasta2a's workers can do no
+    other): then its last message there, ``said_last``, is the question.
+    """
     status = _object(raw)
-    message = _object(status.get("message"))
+    state = read_state(status.get("state"))
+    message: Mapping[str, Any] = _object(status.get("message"))
+    if not message and state is not None and state.is_interrupted:
+        message = said_last
     parts, text = _read_parts(message.get("parts"))
     return TaskStatus(
-        state=read_state(status.get("state")),
+        state=state,
         raw_state=read_text(status.get("state"))[:80],
         text=text,
         parts=parts,
@@ -190,12 +200,12 @@ def read_message(raw: object) -> AgentMessage:
     return AgentMessage(text=text, context_id=ContextId(read_text(raw.get("contextId"))), parts=parts)
 
 
-def _read_last_agent_text(history: object) -> str:
+def _last_agent_message(history: object) -> Mapping[str, Any]:
     for message in reversed(history if isinstance(history, list) else []):
         role = _object(message).get("role")
         if isinstance(role, str) and role.upper().removeprefix("ROLE_") == "AGENT":
-            return _read_parts(message.get("parts"))[1]
-    return ""
+            return _object(message)
+    return _NOTHING_SAID
 
 
 def _read_artifacts(raw: object) -> tuple[Artifact, ...]:

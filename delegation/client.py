@@ -127,7 +127,7 @@ class AgentClient:
     ) -> AgentTask | AgentMessage:
         """SendMessage with `returnImmediately`. PushNotAccepted: nothing was started, send again without `push`.
 
-        The answer to a follow-up is about its task, or CallAmbiguous.
+        The answer to a follow-up may be another task than its own: some servers begin one for every message.
         """
         result = self._call(
             _SEND,
@@ -141,10 +141,9 @@ class AgentClient:
     def _taken(self, message: OutgoingMessage, answer: AgentTask | AgentMessage) -> AgentTask | AgentMessage:
         if isinstance(answer, AgentMessage):
             return answer
-        if message.agent_task_id is None:
+        if answer.id != message.agent_task_id:
             return self._usable(answer)
-        task = _same_task(answer, message.agent_task_id)
-        return task if task.context_id else replace(task, context_id=message.context_id)
+        return answer if answer.context_id else replace(answer, context_id=message.context_id)
 
     def _usable(self, task: AgentTask) -> AgentTask:
         """HTTP+JSON puts the id into a path, where some ids would be another request."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from delegation.agent_task import AgentTask, TaskState
 from delegation.answers import one_line
-from delegation.endings import abandon, cut, ended_at_agent, fail
-from delegation.errors import AgentBusy, AgentError, AgentUnreachable, AnswerTooLarge, CallAmbiguous, CircuitOpen
+from delegation.endings import abandon, cut, ended_at_agent, fail, was_reached
+from delegation.errors import AgentBusy, AgentError, AgentRefused, CircuitOpen
 from delegation.notes import note
 from delegation.questions import hear_question, is_new, reopen, why_no_further_round
 from delegation.state import (
@@ -28,7 +28,7 @@ from delegation.state import (
     Reason,
     Rules,
 )
-from delegation.watch import backoff_s, next_look_at
+from delegation.watch import backoff_s, is_left_alone, next_look_at
 
 #: Names of artifacts that are shown while the agent works.
 MOST_ARTIFACT_NAMES = 20
@@ -80,6 +80,9 @@ def look_up_came_back_empty(delegation: Delegation, moment: Moment) -> Change:
     sure_at = progress.intent_at + moment.rules.lease_s + moment.rules.call_deadline_s
     lookups = progress.empty_lookups + 1
     if lookups >= 2 and moment.now >= sure_at:
+        if progress.resends >= moment.rules.attempts:
+            detail = f"the agent answered none of {progress.resends + 1} sends, and has no task for them"
+            return fail(delegation, Reason.OUTCOME_UNKNOWN, detail, cause=Cause.SENT, moment=moment, reached=True)
         return forget_intent(delegation, moment)
     progress = replace(progress, empty_lookups=lookups, failures=0, failing_since=None, attempts=0)
     at = max(sure_at, moment.now + 1.0)
@@ -88,7 +91,8 @@ def look_up_came_back_empty(delegation: Delegation, moment: Moment) -> Change:
 
 def forget_intent(delegation: Delegation, moment: Moment) -> Change:
     """Not delivered (or free to be delivered again): the next start step sends it, with the same messageId."""
-    progress = replace(delegation.progress, intent_at=None, empty_lookups=0, attempts=0)
+    resends = delegation.progress.resends + 1
+    progress = replace(delegation.progress, intent_at=None, empty_lookups=0, attempts=0, resends=resends)
     return Change(after=_look_again(replace(delegation, progress=progress), moment.now), counts=("sends_repeated",))
 
 
@@ -119,9 +123,11 @@ def transition(delegation: Delegation, task: AgentTask, *, cause: Cause, moment:
         return Change(after=delegation)
     before = delegation.progress
     progress = _heard(before, task, moment)
-    if before.turn_intent_at is not None and cause is not Cause.REPLY and progress.question == before.question:
+    if before.turn_intent_at is not None and cause is not Cause.REPLY and not _has_moved(before, task):
         # Whether a reply arrived is not known yet, and this answer does not tell.
-        progress = replace(progress, turn_intent_at=before.turn_intent_at)
+        progress = replace(progress, turn_intent_at=before.turn_intent_at, empty_lookups=before.empty_lookups)
+    if cause in (Cause.SENT, Cause.REPLY):
+        progress = replace(progress, resends=0)
     after = replace(delegation, phase=Phase.WATCHING, progress=progress)
     if progress.state.is_terminal and task.is_whole:
         return ended_at_agent(after, task, cause=cause, moment=moment)
@@ -131,7 +137,7 @@ def transition(delegation: Delegation, task: AgentTask, *, cause: Cause, moment:
         after = _look_again(replace(after, progress=so_far), moment.now)
         return Change(after=after, history=_story(before, so_far, cause=cause), reached=True)
     if why := why_no_further_round(before, progress, moment.rules):
-        return fail(abandon(after), *why, cause=cause, moment=moment)
+        return fail(abandon(after), *why, cause=cause, moment=moment, reached=True)
     told = note(after, progress.state, task.status_text) if is_new(before, progress) else ""
     return Change(
         after=_schedule(after, moment), history=_story(before, progress, cause=cause), note=told, reached=True
@@ -149,7 +155,7 @@ def _heard(before: Progress, task: AgentTask, moment: Moment) -> Progress:
         status_parts=task.status_parts if state.is_interrupted else (),
         status_at=task.status_at,
         artifact_names=_names(task) if task.artifacts else before.artifact_names,
-        question=hear_question(before, task, state, moment.now),
+        question=hear_question(before, task, state, moment.now) if task.state else before.question,
         agent_task_id=before.agent_task_id or task.id,
         context_id=task.context_id or before.context_id,
         intent_at=None,
@@ -217,13 +223,20 @@ def may_send_reply(delegation: Delegation) -> bool:
 
 
 def _is_our_turn(delegation: Delegation) -> bool:
-    has_one = delegation.has_reply_waiting and delegation.progress.turn_intent_at is None
-    return has_one and delegation.state.is_interrupted and not delegation.waits_for_agent
+    """Nothing is said to an agent that is being told to stop, nor to a question that no whole answer has told yet."""
+    progress, is_canceling = delegation.progress, delegation.timers.cancel_at is not None
+    has_one = delegation.has_reply_waiting and progress.turn_intent_at is None and not is_canceling
+    is_asked = delegation.state.is_interrupted and progress.question is not None
+    return has_one and is_asked and not delegation.waits_for_agent
 
 
-def nothing_to_send(delegation: Delegation) -> Change:
-    """It is not our turn: the next question will send what waits."""
-    return Change(after=replace(delegation, timers=replace(delegation.timers, reply_at=None)))
+def nothing_to_send(delegation: Delegation, moment: Moment) -> Change:
+    """It is not our turn: the next question will send what waits. Nobody may look for it any more: who waited for a call
+    slot has no other look planned, and died when it had one."""
+    timers = replace(delegation.timers, reply_at=None)
+    if timers.poll_at is None and timers.refetch_at is None and not is_left_alone(delegation):
+        timers = replace(timers, poll_at=moment.now)
+    return Change(after=replace(delegation, timers=timers))
 
 
 def reply_not_sent(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
@@ -240,7 +253,7 @@ def reply_unclear(delegation: Delegation, error: AgentError, moment: Moment) -> 
 
 def reply_refused(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
     """The agent refused the reply, perhaps because it is over: asked at once how it is, its question open again."""
-    progress = replace(reopen(delegation.progress), failures=0, failing_since=None, attempts=0)
+    progress = replace(reopen(delegation.progress), failures=0, failing_since=None, attempts=0, resends=0)
     after = _look_again(replace(delegation, progress=progress), moment.now)
     text = cut(f"reply {progress.turn} refused: {error.detail}", 200)
     story = (HistoryEntry(cause=Cause.REPLY, state=progress.state, text=text),)
@@ -256,17 +269,25 @@ def reply_not_found(delegation: Delegation, task: AgentTask, moment: Moment) -> 
     progress = delegation.progress
     assert progress.turn_intent_at is not None
     sure_at = progress.turn_intent_at + moment.rules.lease_s + moment.rules.call_deadline_s
+    if task.state is None:  # it shows neither the question nor anything else that we know: not an answer to this
+        change = transition(delegation, task, cause=Cause.SWEEP, moment=moment)
+        return _with_reply_at(change, change.after.timers.poll_at)
     if progress.empty_lookups >= 1 and moment.now >= sure_at:
-        change = Change(after=replace(_turn_taken_back(delegation)), counts=("sends_repeated",), reached=True)
+        if progress.resends >= moment.rules.attempts:
+            return reply_refused(delegation, AgentRefused("answered none of its sends, and took none"), moment)
+        resent = replace(delegation, progress=replace(progress, resends=progress.resends + 1))
+        change = Change(after=_turn_taken_back(resent), counts=("sends_repeated",), reached=True)
         return _with_reply_at(change, moment.now)
     change = transition(delegation, task, cause=Cause.SWEEP, moment=moment)
     lookups = replace(change.after.progress, empty_lookups=progress.empty_lookups + 1)
     return _with_reply_at(replace(change, after=replace(change.after, progress=lookups)), max(sure_at, moment.now + 1))
 
 
-def reply_to_unknown(delegation: Delegation, moment: Moment) -> Change:
-    """The agent does not know the agent task (now): the reply waits while that is found out."""
-    change = task_not_found(_turn_taken_back(delegation), cause=Cause.REPLY, moment=moment)
+def reply_to_unknown(delegation: Delegation, moment: Moment, *, is_unclear: bool = False) -> Change:
+    """The agent does not know the agent task (now): the reply waits while that is found out. ``is_unclear``: this call
+    only asked what became of it."""
+    waiting = delegation if is_unclear else _turn_taken_back(delegation)
+    change = task_not_found(waiting, cause=Cause.REPLY, moment=moment)
     return change if change.outcome else _with_reply_at(change, change.after.timers.poll_at)
 
 
@@ -274,10 +295,14 @@ def is_delivered(delegation: Delegation, task: AgentTask) -> bool:
     """Whether the reply whose answer was lost is in the agent's history, or has moved it on."""
     if delegation.reply_message_id in task.history_message_ids:
         return True
+    return _has_moved(delegation.progress, task)
+
+
+def _has_moved(before: Progress, task: AgentTask) -> bool:
+    """The agent no longer shows what it showed when the reply left."""
     if task.state is None:
         return False
-    heard = hear_question(delegation.progress, task, task.state, 0.0)
-    return task.state is not delegation.progress.state or heard != delegation.progress.question
+    return task.state is not before.state or hear_question(before, task, task.state, 0.0) != before.question
 
 
 def _turn_taken_back(delegation: Delegation) -> Delegation:
@@ -310,8 +335,7 @@ def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment:
         wait = max(wait, min(error.retry_after_s, moment.rules.retry_after_max_s))
     after = _look_again(replace(delegation, progress=progress), moment.now + wait)
     story = (HistoryEntry(cause=cause, state=before.state, text=f"{error.code}: {error.detail}"),)
-    missed = isinstance(error, AgentUnreachable | CallAmbiguous) and not isinstance(error, AnswerTooLarge)
-    return Change(after=after, history=story if before.failures == 0 else (), reached=False if missed else None)
+    return Change(after=after, history=story if before.failures == 0 else (), reached=was_reached(error))
 
 
 def not_started(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
@@ -320,7 +344,8 @@ def not_started(delegation: Delegation, error: AgentError, moment: Moment) -> Ch
     change = postpone(replace(delegation, progress=progress), error, cause=Cause.SENT, moment=moment)
     since = change.after.progress.failing_since
     if since is not None and moment.now - since >= moment.rules.unavailable_after_s:
-        return fail(change.after, Reason.AGENT_UNAVAILABLE, error.detail, cause=Cause.SENT, moment=moment)
+        reason, reached = Reason.AGENT_UNAVAILABLE, change.reached
+        return fail(change.after, reason, error.detail, cause=Cause.SENT, moment=moment, reached=reached)
     return change
 
 
@@ -331,7 +356,8 @@ def task_not_found(delegation: Delegation, *, cause: Cause, moment: Moment) -> C
     progress = replace(before, lost_since=since, lost_count=before.lost_count + 1, attempts=0)
     after = replace(delegation, progress=progress)
     if progress.lost_count >= rules.lost_answers and moment.now - since >= rules.lost_after_s:
-        return fail(after, Reason.AGENT_TASK_LOST, "the agent no longer knows this task", cause=cause, moment=moment)
+        detail = "the agent no longer knows this task"
+        return fail(after, Reason.AGENT_TASK_LOST, detail, cause=cause, moment=moment, reached=True)
     wait = rules.lost_after_s / (rules.lost_answers - 1)
     story = (HistoryEntry(cause=cause, state=before.state, text="agent task not found"),)
     return Change(after=_look_again(after, moment.now + wait), history=story, reached=True)

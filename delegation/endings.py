@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from delegation.agent_task import AgentMessage, AgentTask, Artifact, TaskState
-from delegation.errors import AgentError
+from delegation.errors import AgentError, AgentRefused, AgentUnreachable, AnswerTooLarge, CallAmbiguous, CircuitOpen
 from delegation.notes import note
 from delegation.state import CancelAnswer, Cause, Change, Delegation, HistoryEntry, Moment, Outcome, Reason
 from delegation.watch import backoff_s
@@ -114,11 +114,27 @@ def _within(
     return tuple(kept), tuple(summaries)
 
 
-def fail(delegation: Delegation, reason: Reason, detail: str, *, cause: Cause, moment: Moment) -> Change:
-    """FAILED by our own verdict; ``detail`` is ours, one line."""
-    return settle(
-        delegation, TaskState.FAILED, cause=cause, moment=moment, text=cut(detail, 500), reason=reason, is_ours=True
-    )
+def fail(
+    delegation: Delegation,
+    reason: Reason,
+    detail: str,
+    *,
+    cause: Cause,
+    moment: Moment,
+    reached: bool | None = None,
+) -> Change:
+    """FAILED by our own verdict; ``detail`` is ours, one line. ``reached``: whether the agent answered before it."""
+    text = cut(detail, 500)
+    change = settle(delegation, TaskState.FAILED, cause=cause, moment=moment, text=text, reason=reason, is_ours=True)
+    return replace(change, reached=reached)
+
+
+def was_reached(error: AgentError) -> bool | None:
+    """Whether the agent answered the call that failed; None when it was not asked, or said "later"."""
+    if isinstance(error, AgentRefused | AnswerTooLarge):
+        return True
+    is_no_answer = isinstance(error, AgentUnreachable | CallAmbiguous) and not isinstance(error, CircuitOpen)
+    return False if is_no_answer else None
 
 
 def abandon(delegation: Delegation) -> Delegation:
@@ -181,7 +197,7 @@ def cancel_failed(delegation: Delegation, error: AgentError, moment: Moment) -> 
     until = delegation.cancel_until or moment.now
     after = replace(delegation, progress=progress, timers=replace(delegation.timers, cancel_at=min(at, until)))
     entry = HistoryEntry(cause=Cause.CANCEL, state=before.state, text=cut(f"{error.code}: {error.detail}", 200))
-    return Change(after=after, history=(entry,) if before.failures == 0 else ())
+    return Change(after=after, history=(entry,) if before.failures == 0 else (), reached=was_reached(error))
 
 
 def receipt(delegation: Delegation) -> str | None:
@@ -190,7 +206,8 @@ def receipt(delegation: Delegation) -> str | None:
     if delegation.cancel_until is None:
         return None
     if delegation.outcome is None:
-        return "refused" if delegation.progress.cancel_answer is CancelAnswer.REFUSED else "pending"
+        is_refused = delegation.progress.cancel_answer is CancelAnswer.REFUSED and delegation.timers.cancel_at is None
+        return "refused" if is_refused else "pending"
     if delegation.outcome.state.value != "CANCELED":
         return "already ended"
     return "cancelled" if delegation.outcome.reason is None else "unreachable"
@@ -199,19 +216,21 @@ def receipt(delegation: Delegation) -> str | None:
 # ---------------------------------------------------------------- cleaning up
 
 
-def left_for_later(delegation: Delegation, moment: Moment) -> Change:
+def left_for_later(delegation: Delegation, moment: Moment, *, reached: bool | None = None) -> Change:
     """Cleaning up at the agent failed: again later, and given up after a day (its token is dead anyway)."""
     progress = replace(delegation.progress, failures=delegation.progress.failures + 1, attempts=0)
     wait = backoff_s(progress.failures, moment.rules, moment.rand)
     give_up_at = progress.updated_at + moment.rules.cleanup_for_s
     at = moment.now + wait if moment.now < give_up_at else None
-    return Change(after=replace(delegation, progress=progress, timers=replace(delegation.timers, cleanup_at=at)))
+    after = replace(delegation, progress=progress, timers=replace(delegation.timers, cleanup_at=at))
+    return Change(after=after, reached=reached)
 
 
 def cleaned_up(delegation: Delegation) -> Change:
     """Nothing of ours is left at the agent."""
     progress = replace(delegation.progress, push_config=False, abandoned=False)
-    return Change(after=replace(delegation, progress=progress, timers=replace(delegation.timers, cleanup_at=None)))
+    after = replace(delegation, progress=progress, timers=replace(delegation.timers, cleanup_at=None))
+    return Change(after=after, reached=True)
 
 
 def cut(text: str, chars: int) -> str:

@@ -63,8 +63,8 @@ class Lifecycle(Talking):
         except AgentTaskNotFound:
             return decide.task_not_found(delegation, cause=cause, moment=self._moment(loaded))
         except AnswerTooLarge as error:
-            unwanted = endings.abandon(delegation)
-            return endings.fail(unwanted, Reason.TOO_LARGE, error.detail, cause=cause, moment=self._moment(loaded))
+            unwanted, moment = endings.abandon(delegation), self._moment(loaded)
+            return endings.fail(unwanted, Reason.TOO_LARGE, error.detail, cause=cause, moment=moment, reached=True)
         except AgentError as error:
             return decide.postpone(delegation, error, cause=cause, moment=self._moment(loaded))
         failpoint("fetch.after_call")
@@ -106,8 +106,9 @@ class Lifecycle(Talking):
             return
         try:
             withdraw(agent, delegation, call_s=self._rules.call_deadline_s / 3)
-        except AgentError:
-            self._try_save(delegation, endings.left_for_later(delegation, self._moment(loaded)))
+        except AgentError as error:
+            reached = endings.was_reached(error)
+            self._try_save(delegation, endings.left_for_later(delegation, self._moment(loaded), reached=reached))
             return
         self._try_save(delegation, endings.cleaned_up(delegation))
 

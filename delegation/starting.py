@@ -98,7 +98,8 @@ class Starting(Steps):
         log.info("delegation.send_failed", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
         if isinstance(error, AgentRefused):
             reset = replace(delegation, progress=replace(delegation.progress, intent_at=None, push_config=False))
-            change = endings.fail(reset, Reason.AGENT_REFUSED, error.detail, cause=Cause.SENT, moment=moment)
+            reason, cause = Reason.AGENT_REFUSED, Cause.SENT
+            change = endings.fail(reset, reason, error.detail, cause=cause, moment=moment, reached=True)
         elif isinstance(error, CallAmbiguous):
             change = decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
         else:
@@ -131,7 +132,8 @@ class Starting(Steps):
         if self._agents.config(delegation.agent).on_ambiguous_send == "resend":
             return decide.forget_intent(delegation, moment)
         detail = "the agent's answer to the message was lost, and it cannot be asked whether it has the task"
-        return endings.fail(delegation, Reason.OUTCOME_UNKNOWN, detail, cause=Cause.SENT, moment=moment)
+        reason, reached = Reason.OUTCOME_UNKNOWN, endings.was_reached(error)
+        return endings.fail(delegation, reason, detail, cause=Cause.SENT, moment=moment, reached=reached)
 
     def _push_url(self, delegation: Delegation) -> str:
         return f"{self._base_url}/a2a/push/{delegation.id}"

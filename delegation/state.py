@@ -139,7 +139,8 @@ class Progress:
     agent_task_id: AgentTaskId | None = None
     context_id: ContextId | None = None
     intent_at: float | None = None  #: a SendMessage may have left at this time and its answer is not recorded
-    empty_lookups: int = 0  #: times ListTasks did not show our message
+    empty_lookups: int = 0  #: times the agent did not show our message
+    resends: int = 0  #: times the present message was sent again because of it
     failures: int = 0  #: failed calls in a row
     failing_since: float | None = None
     lost_since: float | None = None  #: first of the -32001 answers in a row
@@ -248,7 +249,8 @@ class Delegation:
     @property
     def waits_for_reply(self) -> bool:
         """It is somebody's turn here (AUTH_REQUIRED may also go on by itself)."""
-        return self.state.is_interrupted and not self.waits_for_agent and not self.has_reply_waiting
+        is_wanted = self.cancel_until is None
+        return is_wanted and self.state.is_interrupted and not self.waits_for_agent and not self.has_reply_waiting
 
     @property
     def push_config_id(self) -> str:

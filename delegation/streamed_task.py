@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from delegation.agent_task import AgentMessage, AgentTask, TaskState
-from delegation.answers import read_task, read_task_id, read_text
+from delegation.answers import read_status, read_task, read_task_id, read_text
 from delegation.errors import AnswerTooLarge, CallAmbiguous
 from delegation.events import StreamEvent
 
@@ -43,12 +43,11 @@ class StreamedTask:
         """The task as known so far, read as any task is; a message where there is none; None before either."""
         if self._task is None:
             return self.message
-        is_told = bool(self._artifacts) or not (self._state_in_update and self._is_final)
         try:
             task = read_task({**self._task, "artifacts": list(self._artifacts.values())})
         except AnswerTooLarge:
             return replace(read_task(self._task), is_whole=False)
-        return replace(task, is_whole=is_told and not self._has_gaps)
+        return replace(task, is_whole=self._is_told and not self._has_gaps)
 
     def hear(self, event: StreamEvent) -> None:
         """Take one event in. CallAmbiguous when it is about another task, or the first names none we can use."""
@@ -115,6 +114,16 @@ class StreamedTask:
         """Its id, for updates to find it by; one that has none, or another's, is kept all the same."""
         artifact_id = read_text(artifact.get("artifactId"))
         return artifact_id if artifact_id and artifact_id not in self._artifacts else f"\0{position}"
+
+    @property
+    def _is_told(self) -> bool:
+        """Whether all that belongs to the state was said: an update may leave the artifacts of an end, or the words of
+        a question, to the task."""
+        if self._task is None or self._state is None or not self._state_in_update:
+            return True
+        if self._state.is_interrupted:
+            return bool(read_status(self._task["status"]).parts)
+        return bool(self._artifacts) or not self._is_final
 
     @property
     def _is_final(self) -> bool:

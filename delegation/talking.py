@@ -32,7 +32,7 @@ class Talking(Starting):
         is_unclear = before.progress.turn_intent_at is not None
         if not is_unclear and not decide.may_send_reply(before):
             if before.timers.reply_at is not None:
-                self._try_save(before, decide.nothing_to_send(before), fenced=False)
+                self._try_save(before, decide.nothing_to_send(before, self._moment(loaded)), fenced=False)
             return None
         try:
             agent = self._client(before)
@@ -59,6 +59,8 @@ class Talking(Starting):
         change = self._reply_answered(loaded, delegation, answer)
         aftermath = self._write(delegation, change)
         failpoint("reply.after_record")
+        if isinstance(answer, AgentTask) and _is_another(answer, delegation):
+            self._cancel_orphan(delegation, answer)
         return aftermath
 
     def _reply_failed(self, loaded: Loaded, delegation: Delegation, error: AgentError) -> Change:
@@ -75,6 +77,10 @@ class Talking(Starting):
     def _reply_answered(self, loaded: Loaded, delegation: Delegation, answer: AgentTask | AgentMessage) -> Change:
         moment = self._moment(loaded)
         if isinstance(answer, AgentTask):
+            if _is_another(answer, delegation):
+                # It arrived, so it must not be sent again; whether ours took note of it, the next look tells.
+                stray = AgentRefused("the agent began another task with it")
+                return decide.reply_refused(delegation, stray, moment)
             return decide.transition(delegation, answer, cause=Cause.REPLY, moment=moment)
         # A Message says something and no state; the agent task still has one.
         progress = replace(delegation.progress, turn_intent_at=None, attempts=0, failures=0)
@@ -96,9 +102,8 @@ class Talking(Starting):
         try:
             task = agent.get_task(delegation.progress.agent_task_id, deadline_s=call_s, history=HISTORY)
         except AgentTaskNotFound:
-            return self._write(
-                delegation, decide.task_not_found(delegation, cause=Cause.REPLY, moment=self._moment(loaded))
-            )
+            change = decide.reply_to_unknown(delegation, self._moment(loaded), is_unclear=True)
+            return self._write(delegation, change)
         except AgentError as error:
             return self._write(delegation, decide.reply_unclear(delegation, error, self._moment(loaded)))
         moment = self._moment(loaded)
@@ -160,6 +165,11 @@ class Talking(Starting):
         later = replace(before, timers=replace(before.timers, cancel_at=at))
         self._try_save(before, Change(after=later), fenced=False)
         return self.start_agent_task(before.id)
+
+
+def _is_another(task: AgentTask, delegation: Delegation) -> bool:
+    """Some servers make every message a new task (fasta2a's own storage does), whichever it names."""
+    return task.id != delegation.progress.agent_task_id
 
 
 def _message(delegation: Delegation, reply: dict[str, Any]) -> OutgoingMessage:

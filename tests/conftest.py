@@ -1,4 +1,4 @@
-"""What holds for every test: in CI nothing is skipped, and no test sees the settings of whoever runs it."""
+"""What holds for every test: in CI hardly anything may be skipped, and none sees the settings of whoever runs it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TIERS = ("integration", "acceptance")
+#: The project itself needs no Node.js, so a machine without it may go without the peers written for it.
+MAY_BE_ABSENT = "needs Node.js"
 
 # Before any module reads them: a developer's own Redis must never be what a test writes to.
 for _name in [name for name in os.environ if name.startswith("DELEGATION_")]:
@@ -47,5 +49,7 @@ def _fail_if_skipped_in_ci(report: pytest.TestReport | pytest.CollectReport) -> 
     if not in_ci() or report.outcome != "skipped" or hasattr(report, "wasxfail"):
         return
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    if reason.removeprefix("Skipped: ").startswith(MAY_BE_ABSENT):
+        return
     report.outcome = "failed"
     report.longrepr = f"skipped, which is a failure in CI: {reason}"

@@ -52,9 +52,11 @@ local function reschedule(record, due, member, now)
   end
 end
 
--- The entry of a workflow: all its timers count, always.
+-- The entry of a workflow: all its timers count, always; its deadline is what it promised, its timer is expire_at.
 local function reschedule_workflow(workflow, due, id)
-  schedule(due, 'workflow:' .. id, (read_timers(workflow)))
+  local at = read_timers(workflow)
+  at.deadline_at = nil
+  schedule(due, 'workflow:' .. id, at)
 end
 
 -- Writes field/value pairs; an empty value removes the field.

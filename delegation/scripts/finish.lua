@@ -14,7 +14,8 @@ elseif phase == 'SETTLED' then
   redis.call('HSET', KEYS[1], 'phase', phase, 'ended_at', stamp(now))
   redis.call('HDEL', KEYS[1], 'canvas', 'op', 'answer')
   local parent = ARGV[4] == '1' and redis.call('HGET', KEYS[8], 'state')
-  if not (parent == 'OPEN' or parent == 'JOINING' or parent == 'RELEASED') then
+  local lives = parent == 'OPEN' or parent == 'JOINING' or parent == 'RELEASED' or parent == 'CANCELING'
+  if not (lives and redis.call('TTL', KEYS[8]) == -1) then -- the end of a workflow that is kept no longer was its deadline
     for _, i in ipairs({1, 4, 5, 6, 7, 9, 10}) do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
   end
 else

@@ -44,7 +44,7 @@ local version = redis.call('HINCRBY', record, 'version', 1)
 free_slot(KEYS[5], KEYS[6], due, ARGV[2], now)
 note_call(KEYS[8], ARGV[2], ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), now)
 mark_follow(record, KEYS[9], KEYS[10], ARGV[2], ARGV[16] == '1')
-mark_inbox(record, KEYS[11], ARGV[2], ARGV[17], ARGV[18])
+mark_inbox(record, KEYS[11], ARGV[2], ARGV[17], ARGV[18], now)
 local told = tell_parent(KEYS[12], KEYS[13], KEYS[14], due, ARGV[3], ARGV[2], ARGV[12], tonumber(ARGV[13]), tonumber(ARGV[6]), now)
 reschedule(record, due, 'delegation:' .. ARGV[2], now)
 if entries > 0 then redis.call('PUBLISH', KEYS[7] .. ':' .. ARGV[3], ARGV[2]) end

@@ -9,6 +9,7 @@ while first and tonumber(string.match(first, '^%d+')) <= last do
   redis.call('LPOP', KEYS[2])
   first = redis.call('LINDEX', KEYS[2], 0)
 end
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end -- a record that is gone must not come back as a timer
 if first then redis.call('HSET', KEYS[1], 'note_at', stamp(now)) else redis.call('HDEL', KEYS[1], 'note_at') end
 reschedule_workflow(KEYS[1], KEYS[3], ARGV[1])
 return redis.call('LLEN', KEYS[2])

@@ -487,10 +487,10 @@ def test_an_answer_to_a_reply_without_a_context_keeps_ours(server: RawServer) ->
     assert reply(server, {"id": "t1"}).context_id == "ctx-1"
 
 
-def test_an_answer_to_a_reply_about_another_task_is_ambiguous(server: RawServer) -> None:
-    """Whether ours was given the reply is not known."""
-    with pytest.raises(CallAmbiguous, match="another task"):
-        reply(server, {"id": "t2"})
+def test_an_answer_to_a_reply_about_another_task_is_told_as_it_is(server: RawServer) -> None:
+    """The reply has arrived, so it is not ambiguous: it would be sent again, and begin one more task each time."""
+    answered = reply(server, {"id": "t2", "contextId": "theirs"})
+    assert (answered.id, answered.context_id) == ("t2", "theirs")
 
 
 # --- Subscriptions ----------------------------------------------------------------------------------------------------

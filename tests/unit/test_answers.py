@@ -177,6 +177,29 @@ def test_the_last_word_of_the_agent_is_read_from_the_history() -> None:
     assert read_task(task(history=history)).text == "late"
 
 
+@pytest.mark.parametrize(
+    ("status", "asked"),
+    [
+        ({"state": "TASK_STATE_INPUT_REQUIRED"}, "late"),
+        ({"state": "TASK_STATE_AUTH_REQUIRED", "message": {}}, "late"),
+        ({"state": "TASK_STATE_INPUT_REQUIRED", "message": {"messageId": "m9", "parts": [{"text": "now"}]}}, "now"),
+        ({"state": "TASK_STATE_INPUT_REQUIRED", "message": {"messageId": "m9", "parts": []}}, ""),
+        ({"state": "TASK_STATE_WORKING"}, ""),
+    ],
+)
+def test_a_question_may_be_in_the_history_alone(status: dict[str, Any], asked: str) -> None:
+    """fasta2a's workers have no other place for it; a status with a message speaks for itself."""
+    history = [
+        {"role": "ROLE_AGENT", "messageId": "m1", "parts": [{"text": "late"}]},
+        {"role": "ROLE_USER", "messageId": "m2", "parts": [{"text": "ours"}]},
+    ]
+    read = read_task({"id": "t1", "status": status, "history": history})
+    assert read.status_text == asked
+    assert read.status_message_id == {"late": "m1", "now": "m9"}.get(
+        asked, status.get("message", {}).get("messageId", "")
+    )
+
+
 @pytest.mark.parametrize("bad_id", ["", "a b", "a\nb", "é", "x" * 257, 7, None, ["t1"]])
 def test_a_task_without_a_usable_id_is_ambiguous(bad_id: object) -> None:
     """Ids go into URL paths unescaped."""

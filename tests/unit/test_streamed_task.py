@@ -145,6 +145,24 @@ def test_an_end_heard_by_an_update_alone_is_not_whole(events: list[Any], is_whol
     assert built(*events).is_whole is is_whole
 
 
+ASKED_BEFORE = [{"role": "ROLE_AGENT", "parts": [{"text": "Which month?"}]}]
+
+
+@pytest.mark.parametrize(
+    ("events", "is_whole"),
+    [
+        ([task(), status("INPUT_REQUIRED", "Which year?")], True),
+        ([task(), status("INPUT_REQUIRED")], False),
+        ([task(history=ASKED_BEFORE), status("INPUT_REQUIRED")], False),
+        ([task("INPUT_REQUIRED")], True),
+        ([task("INPUT_REQUIRED", history=ASKED_BEFORE)], True),
+    ],
+)
+def test_a_question_without_words_in_its_update_is_not_whole(events: list[Any], is_whole: bool) -> None:
+    """They may be in the task's history; a task that has none there has none."""
+    assert built(*events).is_whole is is_whole
+
+
 def test_a_stream_that_broke_is_not_whole() -> None:
     """Whatever it told."""
     heard = after(task(), artifact("r1", "x"), status("COMPLETED"))

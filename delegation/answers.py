@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -217,6 +218,8 @@ def _read_artifacts(raw: object) -> tuple[Artifact, ...]:
 
 def _read_artifact(raw: dict[str, Any]) -> Artifact:
     parts, text = _read_parts(raw.get("parts"))
+    if _is_in_pieces(parts):
+        text = "".join(_texts(parts))
     media_types = (read_text(part.get("mediaType")) for part in parts)
     return Artifact(
         id=read_text(raw.get("artifactId")),
@@ -242,7 +245,19 @@ def _read_parts(raw: object) -> tuple[tuple[dict[str, Any], ...], str]:
     if len(sent) > MAX_PARTS:
         raise AnswerTooLarge(f"more than {MAX_PARTS} parts")
     parts = tuple(_read_part(part, index) for index, part in enumerate(sent))
-    return parts, "\n".join(part["text"] for part in parts if isinstance(part.get("text"), str))
+    return parts, "\n".join(_texts(parts))
+
+
+def _texts(parts: tuple[dict[str, Any], ...]) -> list[str]:
+    return [part["text"] for part in parts if isinstance(part.get("text"), str)]
+
+
+def _is_in_pieces(parts: tuple[dict[str, Any], ...]) -> bool:
+    """Whether an artifact's texts are one text cut anywhere, as agents leave it that streamed it word by word.
+
+    Nothing says so; but nobody begins or ends a paragraph with a space.
+    """
+    return any(a[-1:].isspace() or b[:1].isspace() for a, b in pairwise(_texts(parts)))
 
 
 def _read_part(raw: object, index: int) -> dict[str, Any]:

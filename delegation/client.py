@@ -108,19 +108,13 @@ class AgentClient:
     def start_task(
         self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
     ) -> AgentTask | AgentMessage:
-        """Send the first message, and hear by a stream, where the card offers any, how it is taken.
+        """SendStreamingMessage: send the first message, and hear by its stream how it is taken.
 
         The stream is closed once the task is past SUBMITTED, or `stream_start_s` after the call began if a task is
         known by then. However a stream ends that has named a task: the task as known so far is the answer. Raises as
-        `send_message` does; only after an error that says streams are not offered is the message sent once more.
+        `send_message` does; MethodNotOffered: nothing was started, the same message may go by `send_message`.
         """
-        until = time.monotonic() + deadline_s
-        if self.card.can_stream:
-            try:
-                return self._taken(message, self._hear_start(message, push, until))
-            except MethodNotOffered:
-                pass  # the card promised too much; nothing was started
-        return self.send_message(message, push=push, deadline_s=until - time.monotonic())
+        return self._taken(message, self._hear_start(message, push, time.monotonic() + deadline_s))
 
     def send_message(
         self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float

@@ -241,7 +241,8 @@ def _read_events(response: httpcore.Response, exchange: Exchange, on_event: Call
     splitter = EventSplitter(exchange.event_bytes)
     size = 0
     for chunk in response.iter_stream():
-        if any(map(on_event, splitter.feed(chunk))):
+        verdicts = [on_event(event) for event in splitter.feed(chunk)]  # all of them: they are here anyway
+        if any(verdicts):
             return
         size += len(chunk)
         if size > exchange.max_bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -12,7 +12,14 @@ from delegation import decide, endings
 from delegation.agent_task import AgentMessage, AgentTask, DataPart, OutgoingMessage, PushConfig
 from delegation.agents import AgentCalls, Card
 from delegation.decide import StartAction
-from delegation.errors import AgentError, AgentRefused, CallAmbiguous, PushNotAccepted, UnsupportedExtensionError
+from delegation.errors import (
+    AgentError,
+    AgentRefused,
+    CallAmbiguous,
+    MethodNotOffered,
+    PushNotAccepted,
+    UnsupportedExtensionError,
+)
 from delegation.failpoints import failpoint
 from delegation.state import Cause, Change, Delegation, HistoryEntry, Phase, Reason, Watch
 from delegation.steps import Aftermath, Steps
@@ -22,6 +29,38 @@ from delegation.times import rfc3339
 from delegation.watch import choose, next_best
 
 log = structlog.get_logger("delegation")
+
+
+@dataclass
+class _Sending:
+    """A brief on its way: what is still asked of the agent with it, and what the history will say was refused."""
+
+    delegation: Delegation
+    push: PushConfig | None
+    streams: bool
+    story: list[HistoryEntry] = field(default_factory=list)
+
+    def leave_out_push(self, refusal: AgentRefused) -> bool:
+        """The next best watch from now on; False when it was left out already."""
+        if self.push is None:
+            return False
+        watch = next_best(can_follow=self.delegation.progress.can_follow)
+        progress = replace(self.delegation.progress, watch=watch, push_config=False)
+        self.push, self.delegation = None, replace(self.delegation, push_digest="", progress=progress)
+        self._tell(f"push refused, so {watch.value}: {refusal.detail}")
+        return True
+
+    def leave_out_stream(self, refusal: AgentRefused) -> bool:
+        """SendMessage from now on; False when it was that already."""
+        if not self.streams:
+            return False
+        self.streams = False
+        self._tell(f"streaming refused, so SendMessage: {refusal.detail}")
+        return True
+
+    def _tell(self, text: str) -> None:
+        state = self.delegation.progress.state
+        self.story.append(HistoryEntry(cause=Cause.SENT, state=state, text=endings.cut(text, 200)))
 
 
 class Starting(Steps):
@@ -70,25 +109,36 @@ class Starting(Steps):
             return None
         failpoint("send.after_intent")
         push = PushConfig(id=delegation.push_config_id, url=self._push_url(delegation), token=token) if pushes else None
-        before_answer, message, story = delegation, self._message(delegation, card), tuple[HistoryEntry, ...]()
+        sending = _Sending(delegation=delegation, push=push, streams=card.can_stream)
         try:
-            try:
-                answer = agent.start_task(message, push=push, deadline_s=self._call_s(loaded))
-            except PushNotAccepted as refusal:
-                delegation, story = _without_push(delegation, refusal)
-                answer = agent.start_task(message, push=None, deadline_s=self._call_s(loaded))
+            answer = self._deliver(loaded, agent, self._message(delegation, card), sending)
         except AgentError as error:
-            return self._send_failed(loaded, before_answer, delegation, error)
+            return self._send_failed(loaded, delegation, sending.delegation, error)
         failpoint("send.after_call")
         moment = self._moment(loaded)
         if isinstance(answer, AgentMessage):
-            change = endings.answered_directly(delegation, answer, moment)
+            change = endings.answered_directly(sending.delegation, answer, moment)
         else:
-            change = decide.transition(delegation, answer, cause=Cause.SENT, moment=moment)
-        change = replace(change, history=(*story, *change.history))
-        aftermath = self._write(before_answer, change, made=answer if isinstance(answer, AgentTask) else None)
+            change = decide.transition(sending.delegation, answer, cause=Cause.SENT, moment=moment)
+        change = replace(change, history=(*sending.story, *change.history))
+        aftermath = self._write(delegation, change, made=answer if isinstance(answer, AgentTask) else None)
         failpoint("send.after_record")
         return aftermath
+
+    def _deliver(
+        self, loaded: Loaded, agent: AgentCalls, message: OutgoingMessage, sending: _Sending
+    ) -> AgentTask | AgentMessage:
+        """At most three times the same message: what the agent refuses is left out, and then nothing was started."""
+        while True:
+            send = agent.start_task if sending.streams else agent.send_message
+            try:
+                return send(message, push=sending.push, deadline_s=self._call_s(loaded))
+            except PushNotAccepted as refusal:
+                if not sending.leave_out_push(refusal):
+                    raise
+            except MethodNotOffered as refusal:
+                if not sending.leave_out_stream(refusal):
+                    raise
 
     def _send_failed(
         self, loaded: Loaded, before: Delegation, delegation: Delegation, error: AgentError
@@ -161,15 +211,6 @@ def metadata_of(delegation: Delegation) -> dict[str, str]:
 
 def _data(value: object) -> DataPart:
     return DataPart(value=value)
-
-
-def _without_push(delegation: Delegation, refusal: PushNotAccepted) -> tuple[Delegation, tuple[HistoryEntry, ...]]:
-    """The next best watch, and the reason for the history."""
-    watch = next_best(can_follow=delegation.progress.can_follow)
-    progress = replace(delegation.progress, watch=watch, push_config=False)
-    text = endings.cut(f"push refused, so {watch.value}: {refusal.detail}", 200)
-    entry = HistoryEntry(cause=Cause.SENT, state=progress.state, text=text)
-    return replace(delegation, push_digest="", progress=progress), (entry,)
 
 
 def _with_attempts_of(before: Delegation, change: Change) -> Change:

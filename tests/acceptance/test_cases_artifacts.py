@@ -35,7 +35,7 @@ def test_c038_an_agents_file_name_is_never_a_path(it: Bench) -> None:
 
 
 def test_c064_the_result_is_the_one_of_the_last_look(it: Bench) -> None:
-    """Pieces are never put together by us: the artifact is the one that GetTask shows at the end."""
+    """The artifact is the one that GetTask shows at the end, whatever was heard before."""
     (get,) = script_of("C064")
     working = {"id": "t1", "contextId": "{contextId}", "status": {"state": "TASK_STATE_WORKING"}}
     tail = {**working, "artifacts": [{"artifactId": "r1", "parts": [{"text": "tail only"}]}]}

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,9 +24,11 @@ from tests.support.processes import ValkeyProcess, wait_until
 
 @pytest.fixture(scope="module")
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """Two slots, each a process of its own."""
+    """Two slots, each a process of its own, and a follower."""
     directory = tmp_path_factory.mktemp("concurrency")
-    with bench(directory, ["c071", "c072", "c080"], pool="prefork", concurrency=2) as started:
+    agents: dict[str, dict[str, Any]] = {"c071": {}, "c072": {}, "c072-streams": {"streaming": True}, "c080": {}}
+    follows = {"c072-streams": {"updates": "follow"}}
+    with bench(directory, agents, agent_settings=follows, pool="prefork", concurrency=2, follower=True) as started:
         yield started
 
 
@@ -102,6 +105,32 @@ def test_c072_waiting_delegations_leave_the_slots_to_what_is_urgent(it: Bench) -
     assert sent_s < 30
     assert len(agent.sends()) == 30
     assert it.deployment.store().metrics()["parked"] == 29
+
+
+def test_c072_open_streams_hold_no_slot(it: Bench) -> None:
+    """30 streams are open, two slots: a cancel reaches the agent, and a push of another is acted on, at once."""
+    agent, pushing = it.agents["c072-streams"], it.agents["c072"]
+    began = time.monotonic()
+    working = json.dumps({"states": [["WORKING", 0]]})
+    followed = [it.run("c072-streams", goal=working) for _ in range(30)]
+    agent.wait_for(lambda _: len(agent.sends()) == 30, 30, what="30 sends")
+    sent_s = time.monotonic() - began
+    for each in followed:
+        wait_for_record(each, lambda d: d.parked and d.followed, 30, what="followed record")
+    pushed = it.run("c072", goal=json.dumps({"states": [["WORKING", 0]], "push": False, "id": "c072-pushed"}))
+    wait_for_record(pushed, lambda d: d.parked and d.progress.agent_task_id, what="parked record")
+    agent.wait_for_streams(30)
+
+    followed[7].cancel("enough")
+    agent.wait_for_calls("CancelTask", 1, 3)
+    pushing.move("c072-pushed", "COMPLETED")
+    assert pushing.push("c072-pushed") == [202]
+    wait_for_record(pushed, lambda d: d.phase.is_settled, 3, what="end")
+
+    assert sent_s < 30
+    assert ended(followed[7])["state"] == "CANCELED"
+    agent.wait_for_streams(29)
+    assert len(agent.sends()) == 30
 
 
 def test_c080_a_reply_is_never_somebody_elses(it: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,10 +39,13 @@ AGENTS: dict[str, dict[str, Any]] = {
     "c012-spellings": {},
     "c023": {"push": False},
     "c027": {"push": False},
+    "c033": {"push": False},
+    "c033-twice": {"push": False},
     "c074": {"push": False},
     "c089": {},
     "c089-get": {"push": False},
     "c089-push": {},
+    "c089-shown": {"push": False},
 }
 
 
@@ -215,6 +219,38 @@ def test_c027_a_failed_agent_task_stops_the_chain(it: Bench) -> None:
     assert [sent["text"] for sent in it.agents["c027"].sends()] == ["the work of c027"]
 
 
+def _is_asked(delegation: Delegation) -> bool:
+    return delegation.state is TaskState.INPUT_REQUIRED
+
+
+def test_c033_a_reply_goes_to_the_task_that_asked(it: Bench) -> None:
+    """The same task and context, a messageId of its own, the user's role: one task at the agent, and its result."""
+    agent = it.agents["c033"]
+    delegation = it.run("c033", script_of("C033"))
+    wait_for_record(delegation, _is_asked, what="question")
+    delegation.reply("May")
+
+    outcome = ended(delegation)
+
+    goal, reply = agent.sends()
+    assert (outcome["state"], outcome["text"]) == ("COMPLETED", "May: 12")
+    assert (reply["task_id"], reply["context_id"]) == ("t1", goal["context_id"])
+    assert (reply["text"], reply["role"]) == ("May", "ROLE_USER")
+    assert reply["message_id"] != goal["message_id"]
+    assert len(agent.created()) == 1
+
+
+def test_c033_two_clicks_are_one_reply(it: Bench) -> None:
+    """The same answer to the same question given twice goes out once."""
+    agent = it.agents["c033-twice"]
+    delegation = it.run("c033-twice", script_of("C033"))
+    wait_for_record(delegation, _is_asked, what="question")
+
+    assert delegation.reply("May") == delegation.reply("May") == 1
+    assert ended(delegation)["text"] == "May: 12"
+    assert len(agent.sends()) == 2
+
+
 def test_c074_times_are_kept_as_instants(it: Bench) -> None:
     """WORKING at 10:00:00, a question 0.1 s later, WORKING at 12:30+02:00: each newer than the last, in UTC."""
     (get,) = script_of("C074")
@@ -224,10 +260,6 @@ def test_c074_times_are_kept_as_instants(it: Bench) -> None:
 
     assert states_heard(delegation)[1:] == ["WORKING", "INPUT_REQUIRED", "WORKING"]
     assert record_of(delegation).progress.status_at == "2026-03-01T10:30:00.000000Z"
-
-
-def _is_asked(delegation: Delegation) -> bool:
-    return delegation.state is TaskState.INPUT_REQUIRED
 
 
 @pytest.mark.parametrize("way", ["c089", "c089-get", "c089-push"])
@@ -249,6 +281,25 @@ def test_c089_a_question_keeps_all_its_parts(it: Bench, way: str) -> None:
 
     assert asked.progress.status_parts == tuple(task["status"]["message"]["parts"])
     assert asked.progress.status_text == "Pick one:"
+    assert delegation.describe()["question"]["parts"] == task["status"]["message"]["parts"]
+
+
+def test_c089_a_question_is_shown_with_all_its_parts(it: Bench) -> None:
+    """`delegation show` and `inbox` print the text and then the data; `--json` has both as the agent sent them."""
+    (send,) = script_of("C089")
+    message = send["reply"]["task"]["status"]["message"]
+    delegation = it.run("c089-shown", [send, on_get(send["reply"]["task"])])
+    wait_for_record(delegation, _is_asked, what="question")
+
+    shown = it.deployment.command("show", delegation.id)
+    listed = it.deployment.command("inbox", "--agent", "c089-shown")
+    as_json = json.loads(it.deployment.command("show", delegation.id, "--json").stdout)
+
+    choices = json.dumps(message["parts"][1]["data"])
+    assert shown.returncode == listed.returncode == 0
+    assert 0 <= shown.stdout.find("Pick one:") < shown.stdout.find(choices)
+    assert f"Pick one: {choices}" in listed.stdout
+    assert as_json["question"]["parts"] == message["parts"]
 
 
 def test_c089_a_question_outlives_its_worker(it: Bench) -> None:

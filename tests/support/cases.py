@@ -30,10 +30,27 @@ def case_input(case_id: str) -> dict[str, Any]:
     return found
 
 
-def script_of(case_id: str) -> list[Rule]:
-    """The report's answers as rules: those to streaming calls left out, our own contextId kept as agents do."""
+def script_of(case_id: str, *, streams: bool = False) -> list[Rule]:
+    """The report's answers as rules, our own contextId kept as agents do.
+
+    Without ``streams`` those to streaming calls are left out, for agents that offer none.
+    """
     script: list[Rule] = _keep_context(case_input(case_id)["script"])
-    return [rule for rule in script if not rule["on"].startswith(_STREAMS)]
+    return [rule for rule in script if streams or not rule["on"].startswith(_STREAMS)]
+
+
+def beginning(rule: Rule, state: str) -> Rule:
+    """The same stream, its task in another state at first. We read the stream of a send until the task is past
+    SUBMITTED: one that begins so is read to its end, others are heard by a subscription and by looks."""
+    first, *more = rule["sse"]
+    status = {**first["task"]["status"], "state": f"TASK_STATE_{state}"}
+    return {**rule, "sse": [{"task": {**first["task"], "status": status}}, *more]}
+
+
+def pausing(rule: Rule, delay_s: float, *, after: int = 1) -> Rule:
+    """The same stream, with a pause after so many events."""
+    events = rule["sse"]
+    return {**rule, "sse": [*events[:after], {"delay_s": delay_s}, *events[after:]]}
 
 
 def pushes_of(case_id: str, key: str = "pushes") -> list[Any]:

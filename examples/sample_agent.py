@@ -1,4 +1,4 @@
-"""A sample A2A 1.0 agent on a2a-sdk's own server: `python -m examples.sample_agent --kind instant|pushing|quiet|asking`.
+"""A sample A2A 1.0 agent on a2a-sdk's own server: `python -m examples.sample_agent --kind instant`, or another kind.
 
 Kinds:
 

@@ -231,8 +231,10 @@ def _is_our_turn(delegation: Delegation) -> bool:
 
 
 def nothing_to_send(delegation: Delegation, moment: Moment) -> Change:
-    """It is not our turn: the next question will send what waits. Nobody may look for it any more: who waited for a call
-    slot has no other look planned, and died when it had one."""
+    """It is not our turn: the next question will send what waits.
+
+    Nobody may be looking any more: who waited for a call slot had no other look planned, and may have died at that.
+    """
     timers = replace(delegation.timers, reply_at=None)
     if timers.poll_at is None and timers.refetch_at is None and not is_left_alone(delegation):
         timers = replace(timers, poll_at=moment.now)

@@ -41,6 +41,7 @@ _SCRIPTS = {
     "continuation": ("due", "continuation"),
     "drop_timer": ("due", "drop_timer"),
     "drain_notes": ("drain_notes",),
+    "untold": ("due", "untold"),
     "told": ("due", "told"),
     "follow_claim": ("due", "follow_claim"),
     "follow_renew": ("due", "follow_renew"),

@@ -249,7 +249,7 @@ class Delegation:
     @property
     def waits_for_reply(self) -> bool:
         """It is somebody's turn here (AUTH_REQUIRED may also go on by itself)."""
-        is_wanted = self.cancel_until is None
+        is_wanted = self.timers.cancel_at is None  # one that refused to be cancelled goes on
         return is_wanted and self.state.is_interrupted and not self.waits_for_agent and not self.has_reply_waiting
 
     @property

@@ -9,7 +9,7 @@ Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
     w:<workflow id>          hash    the workflow                            retention after it ended
     u:<workflow id>          set     ids of its unresolved children          empties itself
     n:<workflow id>          list    notes for it that nobody read, bounded  with the workflow
-    t:<workflow id>          list    notes that no message told of yet       empties itself
+    t:<workflow id>          list    notes nobody was seen to be told of yet empties itself
     call:<celery id>         string  delegation id of a `delegate` call      with the record
     idem:<scope digest>      hash    id and arguments of an idempotency key  retention
     finalizing:<celery id>   string  somebody runs what follows that call    one lease

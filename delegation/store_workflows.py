@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from delegation.errors import UnknownWorkflow, UnresolvedChildren, WorkflowConflict
@@ -20,6 +21,24 @@ _WHY_NO_JOIN = {
 
 #: A joining workflow outlives its deadline until its children have expired.
 EXPIRE_AGAIN_S = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UntoldNote:
+    """A note somebody is to be told of."""
+
+    number: int
+    delegation_id: str
+    line: str  #: as it is kept
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Untold:
+    """Notes to tell of now; those up to ``last_told`` were told before and not seen to run, ``in_vain`` times."""
+
+    notes: tuple[UntoldNote, ...]
+    last_told: int = 0
+    in_vain: int = 0
 
 
 class WorkflowFacts(RedisAccess):
@@ -153,16 +172,27 @@ class WorkflowFacts(RedisAccess):
             raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
         return int(answer[0]), [_read_note(line) for line in answer[1:]]
 
-    def untold_notes(self, workflow_id: str, limit: int = 100) -> list[tuple[int, str]]:
-        """Number and delegation id of the notes that no message told of yet, in order."""
-        with self.seam():
-            lines: Any = self.client.lrange(self.key("t", workflow_id), 0, limit - 1)
-        return [(int(number), delegation_id) for number, _, delegation_id in (line.partition(" ") for line in lines)]
+    def take_untold_notes(self, workflow_id: str, *, again: bool = False, limit: int = 100) -> Untold:
+        """The notes that no message told of yet, in order, ``again`` with those told and not seen to run: the caller
+        tells of them now. Empty while somebody else does; whoever dies doing it is followed by another."""
+        answer = self.run(
+            "untold", self._keys_of_notes(workflow_id), [workflow_id, limit, self.rules.hint_patience_s, flag(again)]
+        )
+        if not answer:
+            return Untold(notes=())
+        lines = ((*line.split(" ", 1), line) for line in answer[2:])
+        notes = tuple(UntoldNote(number=int(number), delegation_id=id_, line=line) for number, id_, line in lines)
+        return Untold(notes=notes, last_told=int(answer[0]), in_vain=int(answer[1]))
 
-    def notes_told(self, workflow_id: str, last: int) -> int:
-        """Messages for the notes up to this number were published; how many are left."""
-        keys = [self.key("w", workflow_id), self.key("t", workflow_id), self.key("due")]
-        return int(self.run("told", keys, [workflow_id, last, self.rules.hint_patience_s]))
+    def notes_told(self, workflow_id: str, last: int, done: Iterable[UntoldNote], *, again: bool = False) -> int:
+        """Messages for the notes up to this number were published, and for those ``done`` nothing is left to do: how
+        many nobody has told of yet."""
+        lines = [note.line for note in done]
+        args = [workflow_id, last, self.rules.hint_patience_s, flag(again), *lines]
+        return int(self.run("told", self._keys_of_notes(workflow_id), args))
+
+    def _keys_of_notes(self, workflow_id: str) -> list[str]:
+        return [self.key("w", workflow_id), self.key("t", workflow_id), self.key("due")]
 
     def repair_workflow(self, workflow: Workflow) -> tuple[int, str | None]:
         """Recompute the unresolved set from the children: how many differed (none should), and a release it led to."""

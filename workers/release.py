@@ -11,6 +11,7 @@ from kombu.exceptions import OperationalError
 
 from delegation.errors import InvalidArguments
 from delegation.failpoints import failpoint
+from delegation.store_workflows import UntoldNote
 from workers.results import state_of
 from workers.runtime import runtime
 
@@ -51,29 +52,45 @@ def publish_release(app: Celery, workflow_id: str, *, again: bool = False) -> No
         store.continuation_published(workflow_id, workflow.release_id)
 
 
-def publish_notes(app: Celery, workflow_id: str) -> None:
-    """Tell of each note by the workflow's ``on_note``, in order, each under one fixed Celery id, ids only."""
+def publish_notes(app: Celery, workflow_id: str, *, again: bool = False) -> None:
+    """Tell of each note by the workflow's ``on_note``, in order, each under one fixed Celery id, ids only.
+
+    ``again`` marks a repeat by the due index: those told before are told once more unless their id runs or ran.
+    """
     store = runtime().store
     signed = store.load_workflow(workflow_id).on_note
-    while signed and (untold := store.untold_notes(workflow_id)):
-        for number, delegation_id in untold:
+    while signed and (untold := store.take_untold_notes(workflow_id, again=again)).notes:
+        is_last_try = again and untold.in_vain >= store.rules.attempts
+        done = []
+        for note in untold.notes:
             on_note = signature(signed, app=app)
-            on_note["kwargs"] = {
-                **on_note.kwargs,
-                "workflow_id": workflow_id,
-                "delegation_id": delegation_id,
-                "note": number,
-            }
-            try:
-                on_note.apply_async(task_id=f"{workflow_id}.note.{number}", add_to_parent=False)
-            except OperationalError as error:
-                log.warning("workflow.note_not_told", workflow_id=workflow_id, error=type(error).__name__)
+            task_id, was_told = f"{workflow_id}.note.{note.number}", note.number <= untold.last_told
+            if was_told and (is_last_try or state_of(app, task_id) != states.PENDING):
+                done.append(note)
+                if is_last_try:
+                    log.error("workflow.note_poisoned", workflow_id=workflow_id, celery_task=on_note.task)
+                continue
+            if not _tell(on_note, workflow_id, note, task_id):
                 return  # the due index has it
-            except TypeError:
-                log.error("workflow.note_refused", workflow_id=workflow_id, celery_task=on_note.task)  # noqa: TRY400
+            if _ignores_result(app, on_note):
+                done.append(note)
         failpoint("tell.middle")
-        if store.notes_told(workflow_id, untold[-1][0]) == 0:
+        if store.notes_told(workflow_id, untold.notes[-1].number, done, again=again) == 0 or again:
             return
+
+
+def _tell(on_note: Any, workflow_id: str, note: UntoldNote, task_id: str) -> bool:
+    """False when the broker is away."""
+    told = {"workflow_id": workflow_id, "delegation_id": note.delegation_id, "note": note.number}
+    on_note["kwargs"] = {**on_note.kwargs, **told}
+    try:
+        on_note.apply_async(task_id=task_id, add_to_parent=False)
+    except OperationalError as error:
+        log.warning("workflow.note_not_told", workflow_id=workflow_id, error=type(error).__name__)
+        return False
+    except TypeError:
+        log.error("workflow.note_refused", workflow_id=workflow_id, celery_task=on_note.task)  # noqa: TRY400
+    return True
 
 
 def check_on_note(app: Celery, on_note: Any) -> None:

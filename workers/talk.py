@@ -36,12 +36,11 @@ def give_reply(
     again is not sent twice, nor one with the same ``key``. Raises UnknownDelegation, DelegationEnded, InvalidArguments,
     StoreUnavailable.
     """
-    reply = _checked(text, data, metadata)
+    reply, app = _checked(text, data, metadata), carrying_app()
     store = runtime().store
     delegation = store.load(delegation_id).delegation
     number, is_new = store.give_reply(delegation, reply, key=key)
     if is_new and delegation.phase is Phase.WATCHING:
-        app = carrying_app()
         publish_step(app, "delegation.send_reply", delegation_id, task_id=f"{delegation_id}.reply.{number}")
     return number
 

@@ -167,8 +167,8 @@ def clean_up(self: Task[Any, Any], *delegation_ids: str) -> None:
 @shared_task(bind=True, name="delegation.tell", **QUIET_STEP)
 @hint
 def tell(self: Task[Any, Any], workflow_id: str) -> None:
-    """Publish a message for each note that none told of yet."""
-    publish_notes(self.app, workflow_id)
+    """Publish a message for each note that none told of yet, or whose message nobody ran."""
+    publish_notes(self.app, workflow_id, again=True)
 
 
 @shared_task(bind=True, name="delegation.cancel_children", **STEP)

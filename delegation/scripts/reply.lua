@@ -4,7 +4,7 @@
 --      6 most that may wait   7 number of the last one sent   8 history length   9 history entry
 -- Answer {verdict, number}: 'kept', 'repeated', 'full', 'ended', 'canceling' or 'unknown'
 local now = redis_now()
-local f = redis.call('HMGET', KEYS[1], 'phase', 'replies', 'reply:' .. ARGV[4], 'cancel_at', 'lease_until')
+local f = redis.call('HMGET', KEYS[1], 'phase', 'replies', 'reply:' .. ARGV[4], 'cancel_at')
 local count = tonumber(f[2] or 0)
 if not f[1] then return {'unknown', 0} end
 if f[3] then return {'repeated', tonumber(f[3])} end
@@ -12,10 +12,8 @@ if f[1] == 'SETTLED' or f[1] == 'RELEASED' then return {'ended', 0} end
 if f[4] then return {'canceling', 0} end
 if count - tonumber(ARGV[7]) >= tonumber(ARGV[6]) then return {'full', count} end
 redis.call('RPUSH', KEYS[4], ARGV[3])
--- While a step is at work its end makes this due; else a message is under way.
-local leased = (seconds(f[5]) or 0) > now
-redis.call('HSET', KEYS[1], 'replies', count + 1, 'reply:' .. ARGV[4], count + 1,
-  'reply_at', stamp(leased and now or now + tonumber(ARGV[5])))
+-- A message is under way; where a step is at work meanwhile, its end makes this due (marks.lua).
+redis.call('HSET', KEYS[1], 'replies', count + 1, 'reply:' .. ARGV[4], count + 1, 'reply_at', stamp(now + tonumber(ARGV[5])))
 append_history(KEYS[3], ARGV, 9, 1, now, tonumber(ARGV[8]))
 redis.call('ZREM', KEYS[5], ARGV[1])
 reschedule(KEYS[1], KEYS[2], 'delegation:' .. ARGV[1], now)

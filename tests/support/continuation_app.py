@@ -97,6 +97,13 @@ def resume(self: Task[Any, Any], /, **release: Any) -> str:
     return str(release["release_id"])
 
 
+@shared_task(bind=True, name="continuation.note")
+def note(self: Task[Any, Any], /, **told: Any) -> int:
+    """What a workflow's notes call: ids only."""
+    _write_down(self, "note", **told)
+    return int(told["note"])
+
+
 @after_task_publish.connect
 def _publish_again(sender: str = "", body: Any = None, headers: Any = None, routing_key: str = "", **_: Any) -> None:
     if not (sender.startswith("delegation.") and os.environ.get("CONTINUATION_TWICE")):

@@ -6,6 +6,7 @@ The names I1 … I10 are those of the project's list of invariants; what our own
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from tests.support.child import wait_until
 from tests.support.continuation_app import HELD_QUEUE, QUEUES, runs
 from tests.support.delegations import waits_for_deadline
 from tests.support.ledger import Entry
-from tests.support.survival import Scene, queue_key
+from tests.support.survival import Scene, accepted_by, queue_key
 
 PREFIX = "delegation:"
 
@@ -31,6 +32,7 @@ class Allowed:
     unwanted: int = 0  #: agent tasks that nobody may know of: a send whose outcome is unknown
     unacked: bool = False  #: messages a killed worker held, which the broker gives back after its visibility timeout
     configs_left: int = 0  #: at an agent task nobody knows of, or an agent that is gone
+    replies_again: bool = False  #: an agent that keeps no history cannot say whether it has a reply
 
 
 @dataclass(kw_only=True)
@@ -84,17 +86,22 @@ def _unfinished(scene: Scene, unacked: bool) -> dict[str, Any]:
     now = scene.records.now()
     due = [(member, at) for member, at in entries if not waits_for_deadline(member, at - now)]
     queued = {queue: length for queue in (*QUEUES, HELD_QUEUE) if (length := scene.queued(queue))}
-    ids = [key.removeprefix(scene.records.key("d", "")) for key in _keys(scene, scene.records.key("d", "*"))]
-    open_ones = {it.id: it.phase.value for it in scene.records.load_many(ids) if it.phase is not Phase.RELEASED}
-    missing = sorted(_releases_expected(look(scene)) - {run["task_id"] for run in runs("continuation")})
+    rest = look(scene)
+    open_ones = {it.id: it.phase.value for it in rest.delegations if it.phase is not Phase.RELEASED}
+    missing = sorted((_releases_expected(rest) | _notes_expected(rest)) - {run["task_id"] for run in rest.runs})
+    untold = _keys(scene, scene.records.key("t", "*"))
     held = [] if unacked else _keys(scene, queue_key("unacked"))
-    left = {"due": due, "queued": queued, "held": held, "not released": open_ones, "continuations": missing}
+    left = {"due": due, "queued": queued, "held": held, "not released": open_ones, "never ran": missing}
+    left |= {"untold": untold, "inbox": scene.records.inbox()}
     return {name: value for name, value in left.items() if value}
 
 
 def _problems(scene: Scene, rest: Rest, allowed: Allowed) -> Iterator[str]:
     yield from _one_end_each(rest)
     yield from _one_agent_task_each(rest, allowed)
+    yield from _one_message_for_each_turn(rest)
+    yield from _replies_accepted_once(scene, rest, allowed)
+    yield from _told_of_what_matters(scene, rest)
     yield from _nothing_orphaned(rest, allowed)
     yield from _parents_released_once(scene, rest)
     yield from _one_continuation_each(rest)
@@ -117,7 +124,7 @@ def _one_end_each(rest: Rest) -> Iterator[str]:
 
 
 def _one_agent_task_each(rest: Rest, allowed: Allowed) -> Iterator[str]:
-    """I7: one agent task per delegation, and every send of a delegation under one messageId."""
+    """I7: one agent task per delegation."""
     made = Counter(entry["context_id"] for entry in rest.agent_tasks)
     known = {delegation.id for delegation in rest.delegations}
     for context_id, count in made.items():
@@ -125,9 +132,74 @@ def _one_agent_task_each(rest: Rest, allowed: Allowed) -> Iterator[str]:
             yield f"I7: {count} agent tasks for {context_id}"
         if context_id not in known:
             yield f"I7: an agent task in a context that is nobody's: {context_id}"
+
+
+def _one_message_for_each_turn(rest: Rest) -> Iterator[str]:
+    """I7: every send of a brief under the delegation's one messageId, every reply under its own, numbers in order."""
+    by_task = {it.progress.agent_task_id: it for it in rest.delegations if it.progress.agent_task_id}
+    last_sent: dict[str, int] = {}
     for call in rest.calls:
-        if call["method"] == "SendMessage" and call["message_id"] != f"{call['context_id']}:goal":
-            yield f"I7: {call['context_id']} was sent as {call['message_id']}"
+        if call["method"] not in ("SendMessage", "SendStreamingMessage"):
+            continue
+        said, delegation = call["message_id"], by_task.get(call["task_id"])
+        if not call["task_id"]:
+            if said != f"{call['context_id']}:goal":
+                yield f"I7: {call['context_id']} was sent as {said}"
+            continue
+        if delegation is None or not re.fullmatch(rf"{re.escape(delegation.id)}:reply:[1-9]\d*", said):
+            yield f"I7: the agent task {call['task_id']} was sent {said}"
+            continue
+        number = int(said.rpartition(":")[2])
+        if number > delegation.replies or number not in (last := last_sent.get(delegation.id, 0), last + 1):
+            yield f"I7: {said} of {delegation.replies} left after {last}"
+        last_sent[delegation.id] = number
+
+
+def _replies_accepted_once(scene: Scene, rest: Rest, allowed: Allowed) -> Iterator[str]:
+    """I7: what an agent took of a delegation is its brief and then its replies, each once, in order."""
+    begun = {entry["task_id"] for entry in rest.agent_tasks}
+    for name, agent in scene.scripted.items():
+        tasks = {task["id"]: task for task in agent.tasks()} if agent.is_alive else {}
+        for delegation in rest.delegations:
+            task = tasks.get(str(delegation.progress.agent_task_id))
+            if task is None or delegation.agent != name or task["id"] not in begun:
+                continue
+            taken = accepted_by(task)
+            if allowed.replies_again:
+                taken = list(dict.fromkeys(taken))
+            numbers = [int(each.rpartition(":")[2]) for each in taken if each.startswith(f"{delegation.id}:reply:")]
+            if numbers != sorted(set(numbers)) or (taken and len(numbers) + 1 != len(taken)):
+                yield f"I7: the agent task of {delegation.id} took {taken}"
+
+
+def _told_of_what_matters(scene: Scene, rest: Rest) -> Iterator[str]:
+    """A parent's notes: one for each end and each question of its children, numbered, none more."""
+    for workflow in rest.workflows:
+        mine = [it for it in rest.delegations if it.workflow_id == workflow.id]
+        expected = sum(map(_notes_of, mine))
+        if workflow.notes != expected:
+            yield f"notes: {workflow.id} was told {workflow.notes} times, {expected} things happened"
+        lines: Any = scene.records.client.lrange(scene.records.key("n", workflow.id), 0, -1)
+        numbers = [int(line.split(" ")[1]) for line in lines]
+        if numbers != sorted(set(numbers)):
+            yield f"notes: {workflow.id} has the notes {numbers}"
+        told = {run["task_id"]: run["kwargs"]["note"] for run in rest.runs if run["kind"] == "note"}
+        mine_told = {task_id: number for task_id, number in told.items() if task_id.startswith(f"{workflow.id}.")}
+        if mine_told != {f"{workflow.id}.note.{number}": number for number in mine_told.values()}:
+            yield f"notes: {workflow.id} was told as {mine_told}"
+
+
+def _notes_of(delegation: Delegation) -> int:
+    """Its end, and its questions; the one that ended a conversation is told as the end."""
+    asked = delegation.progress.question.number if delegation.progress.question else 0
+    ended_by_it = delegation.outcome is not None and (delegation.outcome.reason or "").startswith("conversation.")
+    return asked - ended_by_it + (delegation.outcome is not None)
+
+
+def _notes_expected(rest: Rest) -> set[str]:
+    """Ids under which notes must be told, for workflows that want it."""
+    told = [it for it in rest.workflows if it.on_note is not None]
+    return {f"{it.id}.note.{number}" for it in told for number in range(1, it.notes + 1)}
 
 
 def _nothing_orphaned(rest: Rest, allowed: Allowed) -> Iterator[str]:
@@ -151,8 +223,8 @@ def _parents_released_once(scene: Scene, rest: Rest) -> Iterator[str]:
         open_ones = sum(not child.phase.is_settled for child in mine)
         if workflow.unresolved != open_ones:
             yield f"I6: {workflow.id} counts {workflow.unresolved} unresolved, {open_ones} of {len(mine)} are"
-        if workflow.state is WorkflowState.JOINING and not open_ones:
-            yield f"I5: {workflow.id} waits for nobody"
+        if workflow.state in (WorkflowState.JOINING, WorkflowState.CANCELING) and not open_ones:
+            yield f"I5: {workflow.id} is {workflow.state} and waits for nobody"
         ends = [rest.histories[child.id][-1]["at"] for child in mine]
         if workflow.id in released_at and ends and released_at[workflow.id] < max(ends):
             yield f"I4: {workflow.id} went on before its last child had ended"
@@ -204,7 +276,7 @@ def _nothing_left_in_redis(scene: Scene) -> Iterator[str]:
     client, key = scene.records.client, scene.records.key
     if strangers := [name for name in _keys(scene, "*") if not name.startswith(PREFIX)]:
         yield f"I10: keys outside the prefix: {strangers}"
-    for kind in ("calls:*", "waiting:*", "u:*"):
+    for kind in ("calls:*", "waiting:*", "u:*", "t:*", "inbox", "follows", "follow_owners"):
         if left := [name for name in _keys(scene, key(kind)) if client.exists(name)]:
             yield f"I10: not empty: {left}"
     lone = [key("d", root) for root, is_workflow in scene.records.list_roots(1000) if not is_workflow]

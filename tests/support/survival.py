@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from tests.support.child import wait_until
 from tests.support.deployment import Deployment
 from tests.support.ledger import Entry
 from tests.support.services import CeleryWorker
-from workers import Workflow, delegate
+from workers import DelegationHandle, Workflow, delegate
 from workers.runtime import reset_runtime, runtime
 
 #: A lease of 1.5 s: what waits for a dead worker's lease must not make a test long.
@@ -73,6 +73,15 @@ class Scene(Deployment):
         self.soothe_agents()
         self.set_user_env(**env)
 
+    def renew(self) -> None:
+        """For tests that share a worker: agents obey again; all begins anew after a test that left something open."""
+        counts = self.counters()
+        settled = sum(count for name, count in counts.items() if name.startswith("settled:"))
+        if counts.get("opened", 0) > settled or not self.workers or not all(it.is_alive for it in self.workers):
+            self.reset()
+            self.start_worker()
+        self.soothe_agents()
+
     def soothe_agents(self) -> None:
         """Every agent runs and obeys again, and what it saw so far is forgotten; everything else goes on."""
         for name, agent in self.scripted.items():
@@ -111,13 +120,26 @@ class Scene(Deployment):
         call: AsyncResult[Any] = self.delegate(goal=goal, **arguments).apply_async()
         return self.id_of(call.id)
 
-    def open_workflow(self, goals: list[str | Mapping[str, Any]], *, agent: str = "a") -> Workflow:
-        """A workflow with a child for each goal, joined by the recording continuation."""
-        workflow = Workflow.open("survival")
+    def open_workflow(
+        self,
+        goals: Sequence[str | Mapping[str, Any]],
+        *,
+        agent: str = "a",
+        joins: bool = True,
+        tells: bool = False,
+        **options: Any,
+    ) -> Workflow:
+        """A workflow with a child for each goal. ``joins``: by the recording continuation; ``tells``: each note to the
+        recording task."""
+        workflow = Workflow.open("survival", on_note=continuation_app.note.s() if tells else None, **options)
         for goal in goals:
             workflow.delegate(agent, text_of(goal))
-        workflow.join(then=continuation_app.resume.s())
+        if joins:
+            workflow.join(then=continuation_app.resume.s())
         return workflow
+
+    def handle(self, delegation_id: str) -> DelegationHandle:
+        return DelegationHandle.get(delegation_id)
 
     def id_of(self, call_id: str) -> DelegationId:
         """The delegation that a call with this Celery id opened; one made up by us contains it."""
@@ -145,6 +167,35 @@ class Scene(Deployment):
 
     def wait_until_settled(self, delegation_id: str, timeout_s: float = 30.0) -> Delegation:
         return self.wait_for(delegation_id, lambda it: it.outcome, timeout_s, what="outcome")
+
+    def wait_for_question(self, delegation_id: str, number: int = 1, timeout_s: float = 20.0) -> Delegation:
+        """The record, once the agent's question with this number waits for a reply."""
+
+        def is_asked(it: Delegation) -> bool:
+            return it.waits_for_reply and it.progress.question is not None and it.progress.question.number >= number
+
+        return self.wait_for(delegation_id, is_asked, timeout_s, what=f"question {number}")
+
+    def wait_for_state(self, delegation_id: str, state: str, timeout_s: float = 20.0) -> Delegation:
+        """The record, once it says so and knows its agent task."""
+        return self.wait_for(
+            delegation_id, lambda it: it.state == state and it.progress.agent_task_id, timeout_s, what=state
+        )
+
+    def task_of(self, delegation_id: str) -> dict[str, Any]:
+        """The agent task as its agent has it, whole."""
+        delegation = self.load(delegation_id)
+        tasks = self.scripted[delegation.agent].tasks()
+        return next(task for task in tasks if task["id"] == delegation.progress.agent_task_id)
+
+    def accepted(self, delegation_id: str) -> list[str]:
+        """The messageIds of what the agent took from us for this delegation, in order, repeats included."""
+        return accepted_by(self.task_of(delegation_id))
+
+    def replies_sent(self, delegation_id: str) -> list[Entry]:
+        """Each time a reply left for this delegation's agent, taken or not."""
+        sends = self.calls("SendMessage", self.load(delegation_id).agent)
+        return [entry for entry in sends if entry["message_id"].startswith(f"{delegation_id}:reply:")]
 
     def ledger(self, agent: str = "a", kind: str | None = None) -> list[Entry]:
         """What the agent saw since the last reset."""
@@ -204,6 +255,16 @@ def queue_key(queue: str) -> str:
 
 def text_of(goal: str | Mapping[str, Any]) -> str:
     return goal if isinstance(goal, str) and goal else json.dumps(goal or {"states": [["COMPLETED", 0]]})
+
+
+def accepted_by(task: Mapping[str, Any]) -> list[str]:
+    """The messageIds of an agent task's messages from us, in the order they came."""
+    return [message["messageId"] for message in task.get("history", []) if message.get("role") == "ROLE_USER"]
+
+
+def asks(text: str = "Which month?", at: float = 0, **script: Any) -> dict[str, Any]:
+    """A goal, or a reply, whose agent task then waits for one."""
+    return {"states": [["INPUT_REQUIRED", at, text]], **script}
 
 
 def ends_after(seconds: float, **script: Any) -> dict[str, Any]:

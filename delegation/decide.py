@@ -130,7 +130,7 @@ def transition(delegation: Delegation, task: AgentTask, *, cause: Cause, moment:
         progress = replace(progress, resends=0)
     after = replace(delegation, phase=Phase.WATCHING, progress=progress)
     if progress.state.is_terminal and task.is_whole:
-        return ended_at_agent(after, task, cause=cause, moment=moment)
+        return ended_at_agent(after, task, said_before=before.status_text, cause=cause, moment=moment)
     if not task.is_whole:  # a stream left gaps, perhaps only the end of it: GetTask tells
         so_far = replace(progress, state=before.state if progress.state.is_terminal else progress.state)
         so_far = replace(so_far, question=before.question)

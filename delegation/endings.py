@@ -35,10 +35,17 @@ def answered_directly(delegation: Delegation, message: AgentMessage, moment: Mom
     return settle(after, TaskState.COMPLETED, cause=Cause.SENT, moment=moment, text=message.text, artifacts=artifacts)
 
 
-def ended_at_agent(delegation: Delegation, task: AgentTask, *, cause: Cause, moment: Moment) -> Change:
-    """The agent says it is over; ``delegation`` carries its state already."""
+def ended_at_agent(
+    delegation: Delegation, task: AgentTask, *, said_before: str, cause: Cause, moment: Moment
+) -> Change:
+    """The agent says it is over: ``delegation`` carries its state already; ``said_before`` was its last status text."""
     state = delegation.progress.state
-    text = task.text if state is TaskState.COMPLETED else task.status_text or task.last_agent_text
+    if state is TaskState.COMPLETED:
+        text = task.text
+    elif state is TaskState.CANCELED:  # what it said before is still there at some agents, and no reason for this
+        text = delegation.cancel_reason if task.status_text == said_before else task.status_text
+    else:
+        text = task.status_text or task.last_agent_text
     return settle(delegation, state, cause=cause, moment=moment, text=text, artifacts=task.artifacts)
 
 

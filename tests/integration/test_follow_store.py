@@ -271,6 +271,17 @@ def test_what_is_given_back_is_free_at_once_and_told(records: Records) -> None:
     assert [each.id for each in records.store.followers()] == [B]
 
 
+def test_what_is_given_back_and_taken_by_nobody_is_polled_soon(records: Records) -> None:
+    """Its next look was put off while a stream was open; the last follower takes that back."""
+    watched = a_watched(records)
+    claim(records, A)
+    records.store.tell_follow(watched.id, A, FollowEvent.SUBSCRIBED, next_look_s=7200)
+    assert records.due_in(watched.id) == pytest.approx(7200, abs=20)
+    records.store.drop_follows(A, [watched.id], leaving=True)
+    assert records.due_in(watched.id) == pytest.approx(CALM.hint_patience_s, abs=20)
+    assert not records.load(watched.id).followed
+
+
 def test_a_give_back_that_comes_twice_changes_nothing(records: Records) -> None:
     """The reply was lost; meanwhile the delegation is another's."""
     want(records, "a")

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from delegation import store
 from delegation.agent_task import AgentTask, AgentTaskId, Artifact, ContextId, TaskState
 from delegation.decide import transition
+from delegation.due import Step, choose_steps
 from delegation.endings import expire, settle
 from delegation.opening import new_workflow_id
+from delegation.questions import begin_turn
 from delegation.redis_access import Limits
-from delegation.state import Brief, Cause, Delegation, DelegationId, Moment, Phase, Rules, Timers, Watch, WorkflowId
+from delegation.state import (
+    Brief,
+    Cause,
+    Change,
+    Delegation,
+    DelegationId,
+    Moment,
+    Phase,
+    Rules,
+    Timers,
+    Watch,
+    WorkflowId,
+)
 from delegation.store import Begun, Settlement, Store
 
 NOW = 1_800_000_000.0
@@ -108,9 +125,11 @@ class Records:
         self.store.open_delegation(made, deadline_s=deadline_s)
         return self.load(made.id)
 
-    def intend(self, before: Delegation) -> tuple[Begun, Delegation]:
-        """Begin to send, with a push token whose digest is TOKEN_DIGEST."""
-        progress = replace(before.progress, intent_at=self.store.now(), watch=Watch.PUSH, push_config=True)
+    def intend(self, before: Delegation, watch: Watch = Watch.PUSH) -> tuple[Begun, Delegation]:
+        """Begin to send, with a push token whose digest is TOKEN_DIGEST; another watch can follow."""
+        follows = watch in (Watch.FOLLOW, Watch.OFF)
+        intended = {"intent_at": self.store.now(), "watch": watch, "push_config": True, "can_follow": follows}
+        progress = replace(before.progress, **intended)
         after = replace(before, phase=Phase.STARTING, push_digest=TOKEN_DIGEST, progress=progress)
         return self.store.begin(before, after)
 
@@ -123,6 +142,29 @@ class Records:
         moment = Moment(now=self.store.now(), rules=self.store.rules)
         change = transition(begun, a_task(state, **changes), cause=Cause.POLL, moment=moment)
         return self.store.save(begun, change).wake_now
+
+    def ask(self, before: Delegation, words: str = "Which day?", **changes: Any) -> Delegation:
+        """The agent is asked how it is, and asks back."""
+        state = changes.pop("state", TaskState.INPUT_REQUIRED)
+        _, begun = self.fetch(before)
+        self.hear(begun, state, status_text=words, **changes)
+        return self.load(before.id)
+
+    def begin_reply(self, before: Delegation, text: str = "Monday") -> tuple[Begun, Delegation]:
+        """Begin to send the next reply."""
+        intent = replace(before, progress=begin_turn(before, {"text": text}, self.store.now()))
+        return self.store.begin(before, intent, unfollowed=True)
+
+    def send_reply(self, before: Delegation, text: str = "Monday") -> Delegation:
+        """The next reply is under way."""
+        verdict, begun = self.begin_reply(before, text)
+        assert verdict is Begun.BEGUN
+        return begun
+
+    def write(self, begun: Delegation, decide: Callable[..., Change], *given: Any) -> Delegation:
+        """Save what a function of decide.py or endings.py makes of it."""
+        self.store.save(begun, decide(begun, *given, Moment(now=self.store.now(), rules=self.store.rules)))
+        return self.load(begun.id)
 
     def start(self, **changes: Any) -> Delegation:
         """One that is WATCHING."""
@@ -156,5 +198,44 @@ class Records:
     def counter(self, name: str) -> int:
         return int(self.client.hget(self.key("counters"), name) or 0)
 
+    def end_lease(self, delegation: Delegation) -> None:
+        """Its holder died and the lease has run out."""
+        past = self.store.now() - 1
+        self.client.hset(self.key("d", delegation.id), "lease_until", past)
+        self.client.zadd(self.key("calls", delegation.agent), {delegation.id: past}, xx=True)
+        self.client.zadd(self.key("due"), {f"delegation:{delegation.id}": past})
+
+    def steps_of(self, delegation_id: str) -> tuple[Step, ...]:
+        """What the sweeper would do if the delegation were due now."""
+        self.client.zadd(self.key("due"), {f"delegation:{delegation_id}": 0})
+        (due,) = (due for due in self.store.sweep(10) if due.id == delegation_id)
+        return choose_steps(Phase(due.phase), due.timers, due.now)
+
     def all_keys(self) -> list[str]:
         return sorted(self.client.scan_iter(match=f"{self.key('')}*", count=1000))
+
+    def everything(self) -> dict[str, Any]:
+        """All our keys and their values."""
+        readers: dict[str, Callable[[str], Any]] = {
+            "hash": self.client.hgetall,
+            "string": self.client.get,
+            "set": self.client.smembers,
+            "list": lambda key: self.client.lrange(key, 0, -1),
+            "zset": lambda key: self.client.zrange(key, 0, -1, withscores=True),
+        }
+        return {key: readers[self.client.type(key)](key) for key in self.all_keys()}
+
+    def keys_with_ttl(self) -> set[str]:
+        return {key.removeprefix(self.store.prefix) for key in self.all_keys() if self.client.ttl(key) != -1}
+
+
+def kind_of(key: str) -> str:
+    """``delegation:n:w1`` → ``n``, of a prefix without colons but its last character."""
+    return key.split(":")[1]
+
+
+def documented_kinds() -> set[str]:
+    """What the store's docstring lists: the part of each key before its name."""
+    lines = (store.__doc__ or "").splitlines()
+    listed = (re.match(r"    ([a-z_]+)(:<[^>]+>[a-z:]*)?  +(hash|list|string|set|zset) ", line) for line in lines)
+    return {match[1] for match in listed if match}

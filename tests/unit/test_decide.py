@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from delegation.agent_task import AgentMessage, ContextId, TaskState
+from delegation.agent_task import TaskState
 from delegation.decide import (
     StartAction,
     adopted,
@@ -24,10 +24,8 @@ from delegation.decide import (
     task_not_found,
     transition,
 )
-from delegation.due import Step, choose_steps
-from delegation.endings import answered_directly, cleaned_up, expire, fail, left_for_later, settle
+from delegation.endings import fail
 from delegation.errors import AgentBusy, AgentUnreachable, CallAmbiguous
-from delegation.record import dump_json, encode_change
 from delegation.state import Brief, Cause, Phase, Reason, Rules, Watch
 from tests.support.delegations import NOW, a_delegation, a_task, an_artifact, at
 
@@ -374,88 +372,7 @@ def test_a_task_found_in_the_list_is_adopted_and_fetched() -> None:
     assert change.after.timers.poll_at == NOW
 
 
-def test_a_direct_message_is_the_result() -> None:
-    """A Message instead of a Task: COMPLETED with its text, nothing to watch and nothing to remove."""
-    sent = a_delegation(Phase.STARTING, progress={"intent_at": NOW, "push_config": True})
-    change = answered_directly(sent, AgentMessage(text="Paris", context_id=ContextId("x9")), at())
-    assert change.outcome is not None
-    assert (change.outcome.state, change.outcome.text) == (TaskState.COMPLETED, "Paris")
-    assert (change.outcome.agent_task_id, change.outcome.context_id) == (None, "x9")
-    assert change.after.timers.cleanup_at is None
-
-
-# ---------------------------------------------------------------- ends
-
-
-def test_the_deadline_ends_it_and_abandons_the_agent_task() -> None:
-    """FAILED, deadline.exceeded; what may still run at the agent is cancelled from now on."""
-    change = expire(a_delegation(), at())
-    assert change.outcome is not None
-    assert (change.outcome.state, change.outcome.reason) == (TaskState.FAILED, "deadline.exceeded")
-    assert change.after.progress.abandoned
-    assert change.after.timers.cleanup_at == NOW
-    assert expire(a_delegation(Phase.OPENED), at()).after.timers.cleanup_at is None
-
-
-@pytest.mark.parametrize("char", ["a", "é", "€", "🛫"])
-def test_a_long_text_is_cut_between_characters_and_kept_whole_beside_the_record(char: str) -> None:
-    """64 KiB travel in messages, marked truncated; the whole text is in the content."""
-    text = "x" + char * 40_000
-    cut = settle(a_delegation(), TaskState.COMPLETED, cause=Cause.POLL, moment=at(), text=text)
-    assert cut.outcome is not None
-    assert cut.outcome.truncated == (len(text.encode()) > 65536)
-    assert len(cut.outcome.text.encode()) <= 65536
-    assert text.startswith(cut.outcome.text)
-    assert len(cut.outcome.text.encode()) > 65532 or not cut.outcome.truncated
-    assert [part["text"] for kept in cut.content for part in kept["parts"]] == ([text] if cut.outcome.truncated else [])
-
-
-def test_a_text_of_exactly_the_limit_is_whole() -> None:
-    """The limit itself still fits."""
-    change = settle(a_delegation(), TaskState.COMPLETED, cause=Cause.POLL, moment=at(), text="x" * 65536)
-    assert change.outcome is not None
-    assert not change.outcome.truncated
-
-
-def test_a_long_reason_beside_artifacts_is_kept_whole_too() -> None:
-    """The artifacts do not hold a failed one's text, so it is kept beside them."""
-    task = a_task(TaskState.FAILED, status_text="x" * 70_000, artifacts=(an_artifact("partial"),))
-    change = transition(a_delegation(), task, cause=Cause.POLL, moment=at())
-    assert [kept["parts"][0]["text"] for kept in change.content] == ["partial", "x" * 70_000]
-
-
-def test_a_long_result_is_not_kept_twice() -> None:
-    """Where the text is the artifacts' own, their parts hold the whole of it."""
-    task = a_task(TaskState.COMPLETED, artifacts=(an_artifact("y" * 70_000),))
-    change = transition(a_delegation(), task, cause=Cause.POLL, moment=at())
-    assert change.outcome is not None
-    assert change.outcome.truncated
-    assert len(change.content) == 1
-
-
-@pytest.mark.parametrize("length", [10, 70_000])
-def test_lone_surrogates_do_not_break_the_record(length: int) -> None:
-    """Agents can write them in JSON; neither cutting nor storing chokes on them."""
-    task = a_task(TaskState.FAILED, status_text="\ud800" * length)
-    before = a_delegation()
-    change = transition(before, task, cause=Cause.POLL, moment=at())
-    stored = [*encode_change(before, change.after).values(), dump_json(change.content)]
-    stored += [dump_json([entry.text]) for entry in change.history]
-    assert all(value.isascii() for value in stored)
-
-
-def test_cleaning_up_is_tried_again_for_a_day() -> None:
-    """With back-off from the end on; then the config stays where it is, its token is dead anyway."""
-    ended = a_delegation(Phase.SETTLED, progress={"updated_at": NOW}, timers={"cleanup_at": NOW})
-    again = left_for_later(ended, at(NOW + 86_399)).after
-    assert again.timers.cleanup_at == NOW + 86_401
-    assert left_for_later(again, at(NOW + 86_401)).after.timers.cleanup_at is None
-
-
-def test_a_clean_agent_needs_no_further_step() -> None:
-    """Neither config nor abandoned task, and no timer."""
-    after = cleaned_up(a_delegation(Phase.SETTLED, progress={"push_config": True, "abandoned": True})).after
-    assert (after.progress.push_config, after.progress.abandoned, after.timers.cleanup_at) == (False, False, None)
+# ---------------------------------------------------------------- steps that crash
 
 
 def test_many_steps_that_never_ended_are_poison() -> None:
@@ -469,44 +386,6 @@ def test_a_lease_ends_at_its_time() -> None:
     assert not is_leased(a_delegation(), NOW)
     assert is_leased(a_delegation(timers={"lease_until": NOW + 0.001}), NOW)
     assert not is_leased(a_delegation(timers={"lease_until": NOW}), NOW)
-
-
-# ---------------------------------------------------------------- due entries
-
-TIMER_NAMES = ("poll_at", "refetch_at", "lease_until", "deadline_at", "publish_at", "cleanup_at")
-
-
-@pytest.mark.parametrize(
-    ("phase", "timers", "steps"),
-    [
-        (Phase.OPENED, {"publish_at": -1}, (Step.START,)),
-        (Phase.OPENED, {"poll_at": -1}, (Step.START,)),
-        (Phase.STARTING, {"lease_until": -1}, (Step.START,)),
-        (Phase.STARTING, {"lease_until": 5}, ()),
-        (Phase.WATCHING, {"poll_at": -1}, (Step.WAKE,)),
-        (Phase.WATCHING, {"refetch_at": -1, "poll_at": 99}, (Step.WAKE,)),
-        (Phase.WATCHING, {"poll_at": 99}, (Step.WAKE,)),  # called up: a call slot became free
-        (Phase.WATCHING, {"lease_until": 5, "poll_at": -1}, ()),
-        (Phase.WATCHING, {"lease_until": 5, "deadline_at": 0}, (Step.EXPIRE,)),
-        (Phase.OPENED, {"deadline_at": -1, "publish_at": -1}, (Step.EXPIRE,)),
-        (Phase.SETTLED, {"publish_at": -1}, (Step.FINALIZE,)),
-        (Phase.SETTLED, {"publish_at": -1, "cleanup_at": -1}, (Step.FINALIZE, Step.CLEAN_UP)),
-        (Phase.SETTLED, {"publish_at": 5, "cleanup_at": -1}, (Step.CLEAN_UP,)),
-        (Phase.SETTLED, {"publish_at": -1, "cleanup_at": -1, "lease_until": 5}, (Step.FINALIZE,)),
-        (Phase.SETTLED, {"deadline_at": -1, "publish_at": 5}, ()),
-        (Phase.RELEASED, {"cleanup_at": -1}, (Step.CLEAN_UP,)),
-        (Phase.RELEASED, {"deadline_at": -1}, ()),
-    ],
-)
-def test_which_steps_a_due_entry_needs(phase: Phase, timers: dict[str, float], steps: tuple[Step, ...]) -> None:
-    """Seconds from now: what is due decides by phase; a lease holds back all but the deadline and finalize."""
-    assert set(timers) <= set(TIMER_NAMES)
-    assert choose_steps(phase, {name: NOW + s for name, s in timers.items()}, NOW) == steps
-
-
-def test_steps_are_named_as_the_celery_tasks() -> None:
-    """The values are stable names in queues and dashboards."""
-    assert all(step.value.startswith("delegation.") for step in Step)
 
 
 # ---------------------------------------------------------------- texts

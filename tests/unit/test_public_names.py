@@ -75,15 +75,15 @@ def tree(root: type[DelegationError] = DelegationError) -> Iterator[type[Delegat
 
 
 LIBRARY = """
-    AgentError AgentTaskFailed CallerError ConfigurationError DelegationError IdempotencyConflict InvalidArguments
-    OperatorError StateLost StoreUnavailable UnknownAgent UnknownDelegation UnknownWorkflow UnresolvedChildren
-    UnsupportedExtensionError WorkflowConflict
+    AgentError AgentTaskFailed CallerError ConfigurationError DelegationEnded DelegationError IdempotencyConflict
+    InvalidArguments OperatorError StateLost StoreUnavailable UnknownAgent UnknownDelegation UnknownWorkflow
+    UnresolvedChildren UnsupportedExtensionError WorkflowConflict
 """
 
 
 @pytest.mark.parametrize(
     ("package", "names"),
-    [(delegation, LIBRARY), (workers, "DelegationHandle Workflow delegate install"), (web, "create_app")],
+    [(delegation, LIBRARY), (workers, "DelegationHandle Workflow delegate install reply"), (web, "create_app")],
     ids=["delegation", "workers", "web"],
 )
 def test_the_public_names_are_these(package: Any, names: str) -> None:
@@ -136,7 +136,8 @@ def test_an_error_is_one_line(error: DelegationError) -> None:
 
 def test_the_library_loads_without_its_queue_its_door_or_a2a() -> None:
     """The values and decisions can be used and tested without any of them."""
-    for name in ("state", "decide", "watch", "record", "opening", "store", "workflow", "errors", "agent_task"):
+    pure = "state decide questions notes endings due watch record opening workflow errors agent_task times"
+    for name in f"{pure} store store_talk store_workflows store_follows".split():
         module = importlib.import_module(f"delegation.{name}")
         foreign = {value.__name__.split(".")[0] for value in vars(module).values() if type(value) is type(importlib)}
         assert not foreign & {"celery", "kombu", "flask", "a2a"}

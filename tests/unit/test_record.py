@@ -12,7 +12,19 @@ from hypothesis import strategies as st
 
 from delegation.agent_task import AgentTaskId, ContextId, TaskState
 from delegation.record import decode, dump_json, encode_change, encode_opened
-from delegation.state import Brief, Delegation, DelegationId, Outcome, Phase, Progress, Timers, Watch, WorkflowId
+from delegation.state import (
+    Brief,
+    CancelAnswer,
+    Delegation,
+    DelegationId,
+    Outcome,
+    Phase,
+    Progress,
+    Question,
+    Timers,
+    Watch,
+    WorkflowId,
+)
 from tests.support.delegations import NOW, a_delegation
 
 OPENED = Delegation(
@@ -32,8 +44,26 @@ texts = st.text(st.characters(), max_size=40)  # lone surrogates included
 jsons: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | texts, lambda inner: st.lists(inner, max_size=3), max_leaves=5
 )
+questions = st.builds(
+    Question,
+    number=counts,
+    state=st.sampled_from(TaskState),
+    digest=texts,
+    said_at=texts,
+    message_id=texts,
+    asked_at=st.floats(0, 4e9),
+    turn=counts,
+)
 progresses = st.builds(
     Progress,
+    question=st.none() | questions,
+    turn=counts,
+    turn_intent_at=st.none() | st.floats(0, 4e9),
+    turn_key=texts,
+    same_turns=counts,
+    cancel_answer=st.sampled_from(CancelAnswer),
+    artifact_names=st.lists(texts, max_size=2).map(tuple),
+    can_follow=st.booleans(),
     state=st.sampled_from(TaskState),
     status_text=texts,
     status_parts=st.lists(st.dictionaries(texts, jsons, max_size=2), max_size=2).map(tuple),
@@ -91,17 +121,17 @@ def test_any_progress_survives_the_round_trip(progress: Progress, wakes: float |
     assert all(value.isascii() for value in raw.values())
 
 
-@given(before=st.builds(Timers, poll_at=times, refetch_at=times, publish_at=times, cleanup_at=times), after=st.data())
+#: Those that steps may set; scripts alone set lease and deadline.
+TIMERS = ("poll_at", "refetch_at", "publish_at", "cleanup_at", "reply_at", "cancel_at")
+
+
+@given(before=st.builds(Timers, **dict.fromkeys(TIMERS, times)), after=st.data())
 def test_timers_are_written_where_they_differ(before: Timers, after: st.DataObject) -> None:
     """A timer that is taken away is an empty value; one that stays is not written over what a script set meanwhile."""
-    kept = after.draw(st.sets(st.sampled_from(["poll_at", "refetch_at", "publish_at", "cleanup_at"])))
-    changed = replace(before, **dict.fromkeys({"poll_at", "refetch_at", "publish_at", "cleanup_at"} - kept))
+    kept = after.draw(st.sets(st.sampled_from(TIMERS)))
+    changed = replace(before, **dict.fromkeys(set(TIMERS) - kept))
     encoded = encode_change(replace(OPENED, timers=before), replace(OPENED, timers=changed))
-    assert encoded == {
-        name: ""
-        for name in ("poll_at", "refetch_at", "publish_at", "cleanup_at")
-        if name not in kept and getattr(before, name) is not None
-    }
+    assert encoded == {name: "" for name in TIMERS if name not in kept and getattr(before, name) is not None}
 
 
 def test_scripts_alone_set_lease_and_deadline() -> None:

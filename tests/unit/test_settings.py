@@ -596,7 +596,7 @@ def test_the_compose_file_configures_what_settings_accept(monkeypatch: pytest.Mo
     """Its variables load, its Redis keeps what it is told, and its processes are those of the Procfile."""
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     services = compose["services"]
-    assert set(services) == {"redis", "web", "worker", "flower", "sample-agent"}
+    assert set(services) == {"redis", "web", "worker", "follower", "flower", "sample-agent"}
     ((kept, passed),) = [(line["source"], line["target"]) for line in services["redis"]["configs"]]
     assert services["redis"]["command"] == f"redis-server {passed}"
     assert "PASSWORD" not in str([service.get("command") for service in services.values()])
@@ -607,7 +607,8 @@ def test_the_compose_file_configures_what_settings_accept(monkeypatch: pytest.Mo
         monkeypatch.setenv(name, re.sub(r"\$\{[^}]+\}", "password", value))
     settings = load_settings()
     assert settings.agent("sample").url == f"http://sample-agent:{9101}"
-    assert services["worker"]["command"] == procfile()["worker"]
+    for name in ("worker", "follower"):
+        assert services[name]["command"] == procfile()[name]
     assert services["web"]["command"] == procfile()["web"].replace("127.0.0.1", "0.0.0.0")
 
 
@@ -625,9 +626,9 @@ def procfile() -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
-def test_the_procfile_runs_web_worker_and_flower() -> None:
+def test_the_procfile_runs_web_workers_follower_and_flower() -> None:
     """Flower shows everything, so it listens on this machine only."""
     commands = {name: shlex.split(command) for name, command in procfile().items()}
-    assert set(commands) == {"web", "worker", "ends", "flower"}
+    assert set(commands) == {"web", "worker", "ends", "follower", "flower"}
     assert commands["web"][:3] == ["gunicorn", "-c", "python:web.server"]
     assert "--address=127.0.0.1" in commands["flower"]

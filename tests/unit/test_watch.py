@@ -10,8 +10,8 @@ import pytest
 
 from delegation.agent_task import TaskState
 from delegation.decide import transition
-from delegation.state import Cause, Rules, Watch
-from delegation.watch import backoff_s, choose, next_look_at, spread, wants_follow
+from delegation.state import Cause, Phase, Question, Rules, Watch
+from delegation.watch import backoff_s, choose, is_left_alone, next_look_at, spread, wants_follow
 from tests.support.delegations import NOW, a_delegation, a_task, at
 
 
@@ -133,3 +133,62 @@ def test_a_spread_is_a_fifth_to_either_side() -> None:
     """No interval becomes zero or doubles."""
     assert (spread(10, 0.0), spread(10, 0.5)) == (8.0, 10.0)
     assert spread(10, 0.999999) < 12.0
+
+
+# ---------------------------------------------------------------- when to look next
+
+ASKS, WORKS = TaskState.INPUT_REQUIRED, TaskState.WORKING
+RARELY, OFTEN = 60.0, 2.0
+
+
+@pytest.mark.parametrize(
+    ("watch", "followed", "can_follow", "state", "has_replied", "wait_s"),
+    [
+        (Watch.POLL, False, True, WORKS, False, OFTEN),
+        (Watch.POLL, True, True, WORKS, False, OFTEN),
+        (Watch.PUSH, False, True, WORKS, False, RARELY),
+        (Watch.PUSH, False, True, ASKS, True, RARELY),
+        (Watch.FOLLOW, False, True, WORKS, False, OFTEN),
+        (Watch.FOLLOW, True, True, WORKS, False, RARELY),
+        (Watch.FOLLOW, True, True, ASKS, False, RARELY),
+        (Watch.FOLLOW, True, False, WORKS, False, OFTEN),
+        (Watch.OFF, False, True, WORKS, False, OFTEN),
+        (Watch.OFF, True, True, WORKS, False, RARELY),
+        (Watch.OFF, False, True, ASKS, False, None),
+        (Watch.OFF, True, True, ASKS, False, None),
+        (Watch.OFF, False, True, ASKS, True, OFTEN),
+        (Watch.OFF, True, True, ASKS, True, RARELY),
+        (Watch.OFF, True, False, ASKS, True, OFTEN),
+    ],
+)
+def test_when_we_look_next(
+    watch: Watch, followed: bool, can_follow: bool, state: TaskState, has_replied: bool, wait_s: float | None
+) -> None:
+    """Rarely behind a push or a stream that is held, else soon; never at an ``off`` one that waits for us."""
+    question = Question(number=1, state=ASKS, digest="d") if state is ASKS else None
+    progress = {
+        "watch": watch,
+        "can_follow": can_follow,
+        "state": state,
+        "question": question,
+        "turn": int(has_replied),
+    }
+    delegation = a_delegation(followed=followed, progress=progress)
+    look_at = next_look_at(delegation, now=NOW, rules=Rules(), rand=0.5)
+    assert look_at == (None if wait_s is None else NOW + wait_s)
+    assert is_left_alone(delegation) is (wait_s is None)
+
+
+def test_one_that_reads_our_reply_is_followed_with_off_too() -> None:
+    """Its answer is waited for; once it asks again it is left alone."""
+    progress = {"watch": Watch.OFF, "can_follow": True, "state": ASKS}
+    asked = Question(number=1, state=ASKS, digest="d")
+    assert wants_follow(a_delegation(progress={**progress, "question": asked, "turn": 1}))
+    assert not wants_follow(a_delegation(progress={**progress, "question": replace(asked, turn=1), "turn": 1}))
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.WATCHING])
+def test_only_a_watched_one_is_followed(phase: Phase) -> None:
+    """Before there is an agent task, and after the end, there is no stream to hold."""
+    progress = {"watch": Watch.FOLLOW, "can_follow": True, "state": WORKS}
+    assert not wants_follow(a_delegation(phase, progress=progress))

@@ -14,6 +14,9 @@ from typing import Any
 from delegation.agent_task import AgentTask, TaskState
 from delegation.state import Delegation, Progress, Question, Reason, Rules
 
+#: An agent that puts its question in other words at every look is heard so often before somebody replies, and no more.
+MOST_IN_TURN = 20
+
 
 def hear_question(before: Progress, task: AgentTask, state: TaskState, now: float) -> Question | None:
     """The question that is open after this answer: the known one, or a new one with the next number."""
@@ -28,8 +31,11 @@ def hear_question(before: Progress, task: AgentTask, state: TaskState, now: floa
         message_id=task.status_message_id,
         asked_at=now,
         turn=before.turn,
+        in_turn=last.in_turn + 1 if last and last.turn == before.turn else 1,
     )
-    return last if last and _is_same(last, heard, was_shown=before.state is state) else heard
+    if last is None or heard.in_turn > MOST_IN_TURN:
+        return last or heard
+    return last if _is_same(last, heard, was_shown=before.state is state) else heard
 
 
 def _is_same(last: Question, heard: Question, *, was_shown: bool) -> bool:

@@ -122,6 +122,7 @@ class Question:
     message_id: str = ""
     asked_at: float = 0.0  #: when we first heard it, Redis time
     turn: int = 0  #: number of the last reply before it
+    in_turn: int = 1  #: counts the questions since that reply
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

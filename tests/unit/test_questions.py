@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delegation.agent_task import AgentTask, TaskState
 from delegation.decide import transition
-from delegation.questions import begin_turn, hear_question, is_new, reopen, why_no_further_round
+from delegation.questions import MOST_IN_TURN, begin_turn, hear_question, is_new, reopen, why_no_further_round
 from delegation.state import Cause, Change, Delegation, Phase, Progress, Reason, Rules
 from tests.support.delegations import NOW, a_delegation, a_task, at
 
@@ -346,3 +346,19 @@ def test_nothing_is_told_after_the_end(ends: list[TaskState]) -> None:
         outcomes += [change.outcome] if change.outcome else []
     first = [state for state in ends if state.is_terminal][:1]
     assert [outcome.state for outcome in outcomes] == first
+
+
+def test_an_agent_that_rephrases_for_ever_is_heard_twenty_times() -> None:
+    """Other words and another time at every look; a reply opens the next twenty."""
+    progress = a_delegation(progress={"state": TaskState.INPUT_REQUIRED}).progress
+    numbers = set()
+    for look in range(100):
+        task = a_task(TaskState.INPUT_REQUIRED, status_text=f"still {look}?", status_at=f"2026-01-01T00:00:{look:02d}Z")
+        progress = replace(progress, question=hear_question(progress, task, TaskState.INPUT_REQUIRED, NOW))
+        assert progress.question is not None
+        numbers.add(progress.question.number)
+    assert numbers == set(range(1, MOST_IN_TURN + 1))
+    again = a_task(TaskState.INPUT_REQUIRED, status_text="and now?", status_at="2026-01-02T00:00:00Z")
+    question = hear_question(replace(progress, turn=1), again, TaskState.INPUT_REQUIRED, NOW)
+    assert question is not None
+    assert question.number == MOST_IN_TURN + 1

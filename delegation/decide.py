@@ -1,7 +1,8 @@
 """What may happen to a delegation: pure functions from a loaded record and an event to a :class:`Change`.
 
 In the order things happen: :func:`choose_start`, looking for a send whose answer was lost, :func:`transition` for what
-an agent answers, turns, the failures of calls. How it ends is in ``endings.py``, what a due entry needs in ``due.py``.
+an agent answers, the failures of calls. What becomes of a reply is in ``turns.py``, how it ends in ``endings.py``, what
+a due entry needs in ``due.py``.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 from delegation.agent_task import AgentTask, TaskState
 from delegation.answers import one_line
 from delegation.endings import abandon, cut, ended_at_agent, fail, was_reached
-from delegation.errors import AgentBusy, AgentError, AgentRefused, CircuitOpen
+from delegation.errors import AgentBusy, AgentError, CircuitOpen
 from delegation.notes import note
-from delegation.questions import hear_question, is_new, reopen, why_no_further_round
+from delegation.questions import has_moved, hear_question, is_new, is_our_turn, why_no_further_round
 from delegation.state import (
     Brief,
     Cause,
@@ -28,7 +29,7 @@ from delegation.state import (
     Reason,
     Rules,
 )
-from delegation.watch import backoff_s, is_left_alone, next_look_at
+from delegation.watch import backoff_s, next_look_at
 
 #: Names of artifacts that are shown while the agent works.
 MOST_ARTIFACT_NAMES = 20
@@ -86,14 +87,14 @@ def look_up_came_back_empty(delegation: Delegation, moment: Moment) -> Change:
         return forget_intent(delegation, moment)
     progress = replace(progress, empty_lookups=lookups, failures=0, failing_since=None, attempts=0)
     at = max(sure_at, moment.now + 1.0)
-    return Change(after=_look_again(replace(delegation, progress=progress), at), reached=True)
+    return Change(after=look_again(replace(delegation, progress=progress), at), reached=True)
 
 
 def forget_intent(delegation: Delegation, moment: Moment) -> Change:
     """Not delivered (or free to be delivered again): the next start step sends it, with the same messageId."""
     resends = delegation.progress.resends + 1
     progress = replace(delegation.progress, intent_at=None, empty_lookups=0, attempts=0, resends=resends)
-    return Change(after=_look_again(replace(delegation, progress=progress), moment.now), counts=("sends_repeated",))
+    return Change(after=look_again(replace(delegation, progress=progress), moment.now), counts=("sends_repeated",))
 
 
 def adopted(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
@@ -109,7 +110,7 @@ def adopted(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
         attempts=0,
         updated_at=moment.now,
     )
-    after = _look_again(replace(delegation, phase=Phase.WATCHING, progress=progress), moment.now)
+    after = look_again(replace(delegation, phase=Phase.WATCHING, progress=progress), moment.now)
     story = (HistoryEntry(cause=Cause.SENT, state=progress.state, text="found in the agent's list of tasks"),)
     return Change(after=after, history=story, counts=("sends_reconciled",), reached=True)
 
@@ -123,7 +124,7 @@ def transition(delegation: Delegation, task: AgentTask, *, cause: Cause, moment:
         return Change(after=delegation)
     before = delegation.progress
     progress = _heard(before, task, moment)
-    if before.turn_intent_at is not None and cause is not Cause.REPLY and not _has_moved(before, task):
+    if before.turn_intent_at is not None and cause is not Cause.REPLY and not has_moved(before, task):
         # Whether a reply arrived is not known yet, and this answer does not tell.
         progress = replace(progress, turn_intent_at=before.turn_intent_at, empty_lookups=before.empty_lookups)
     if cause in (Cause.SENT, Cause.REPLY):
@@ -134,7 +135,7 @@ def transition(delegation: Delegation, task: AgentTask, *, cause: Cause, moment:
     if not task.is_whole:  # a stream left gaps, perhaps only the end of it: GetTask tells
         so_far = replace(progress, state=before.state if progress.state.is_terminal else progress.state)
         so_far = replace(so_far, question=before.question)
-        after = _look_again(replace(after, progress=so_far), moment.now)
+        after = look_again(replace(after, progress=so_far), moment.now)
         return Change(after=after, history=_story(before, so_far, cause=cause), reached=True)
     if why := why_no_further_round(before, progress, moment.rules):
         return fail(abandon(after), *why, cause=cause, moment=moment, reached=True)
@@ -207,121 +208,11 @@ def _schedule(delegation: Delegation, moment: Moment) -> Delegation:
     progress = replace(progress, refetches=progress.refetches + 1 if again else 0)
     delegation = replace(delegation, progress=progress, claimed=delegation.claimed if again else None)
     poll_at = next_look_at(delegation, now=moment.now, rules=rules, rand=moment.rand)
-    reply_at = moment.now if _is_our_turn(delegation) else None
+    reply_at = moment.now if is_our_turn(delegation) else None
     if progress.turn_intent_at is not None:
         reply_at = delegation.timers.reply_at or moment.now
     timers = replace(delegation.timers, poll_at=poll_at, refetch_at=refetch_at, publish_at=None, reply_at=reply_at)
     return replace(delegation, timers=timers)
-
-
-# ---------------------------------------------------------------- turns
-
-
-def may_send_reply(delegation: Delegation) -> bool:
-    """A reply waits, and the agent waits for one. Replies leave one by one, each after the answer to the last."""
-    return delegation.phase is Phase.WATCHING and _is_our_turn(delegation)
-
-
-def _is_our_turn(delegation: Delegation) -> bool:
-    """Nothing is said to an agent that is being told to stop, nor to a question that no whole answer has told yet."""
-    progress, is_canceling = delegation.progress, delegation.timers.cancel_at is not None
-    has_one = delegation.has_reply_waiting and progress.turn_intent_at is None and not is_canceling
-    is_asked = delegation.state.is_interrupted and progress.question is not None
-    return has_one and is_asked and not delegation.waits_for_agent
-
-
-def nothing_to_send(delegation: Delegation, moment: Moment) -> Change:
-    """It is not our turn: the next question will send what waits.
-
-    Nobody may be looking any more: who waited for a call slot had no other look planned, and may have died at that.
-    """
-    timers = replace(delegation.timers, reply_at=None)
-    if timers.poll_at is None and timers.refetch_at is None and not is_left_alone(delegation):
-        timers = replace(timers, poll_at=moment.now)
-    return Change(after=replace(delegation, timers=timers))
-
-
-def reply_not_sent(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
-    """The reply certainly did not arrive: it waits, and is tried again under the same messageId."""
-    change = postpone(_turn_taken_back(delegation), error, cause=Cause.REPLY, moment=moment)
-    return _with_reply_at(change, change.after.timers.poll_at)
-
-
-def reply_unclear(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
-    """The reply may have arrived; the agent is asked before anything is sent again."""
-    change = postpone(delegation, error, cause=Cause.REPLY, moment=moment)
-    return _with_reply_at(change, change.after.timers.poll_at)
-
-
-def reply_refused(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
-    """The agent refused the reply, perhaps because it is over: asked at once how it is, its question open again."""
-    progress = replace(reopen(delegation.progress), failures=0, failing_since=None, attempts=0, resends=0)
-    after = _look_again(replace(delegation, progress=progress), moment.now)
-    text = cut(f"reply {progress.turn} refused: {error.detail}", 200)
-    story = (HistoryEntry(cause=Cause.REPLY, state=progress.state, text=text),)
-    return _with_reply_at(Change(after=after, history=story, reached=True), None)
-
-
-def reply_not_found(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
-    """The agent shows the old question and not our reply. The second time, late enough, it was not delivered.
-
-    What a lost answer to a send needs the agent's list for, its history answers here; an agent that keeps none and
-    still asks is told again, under the same messageId.
-    """
-    progress = delegation.progress
-    assert progress.turn_intent_at is not None
-    sure_at = progress.turn_intent_at + moment.rules.lease_s + moment.rules.call_deadline_s
-    if task.state is None:  # it shows neither the question nor anything else that we know: not an answer to this
-        change = transition(delegation, task, cause=Cause.SWEEP, moment=moment)
-        return _with_reply_at(change, change.after.timers.poll_at)
-    if progress.empty_lookups >= 1 and moment.now >= sure_at:
-        if progress.resends >= moment.rules.attempts:
-            return reply_refused(delegation, AgentRefused("answered none of its sends, and took none"), moment)
-        resent = replace(delegation, progress=replace(progress, resends=progress.resends + 1))
-        change = Change(after=_turn_taken_back(resent), counts=("sends_repeated",), reached=True)
-        return _with_reply_at(change, moment.now)
-    change = transition(delegation, task, cause=Cause.SWEEP, moment=moment)
-    lookups = replace(change.after.progress, empty_lookups=progress.empty_lookups + 1)
-    return _with_reply_at(replace(change, after=replace(change.after, progress=lookups)), max(sure_at, moment.now + 1))
-
-
-def reply_to_unknown(delegation: Delegation, moment: Moment, *, is_unclear: bool = False) -> Change:
-    """The agent does not know the agent task (now): the reply waits while that is found out. ``is_unclear``: this call
-    only asked what became of it."""
-    waiting = delegation if is_unclear else _turn_taken_back(delegation)
-    change = task_not_found(waiting, cause=Cause.REPLY, moment=moment)
-    return change if change.outcome else _with_reply_at(change, change.after.timers.poll_at)
-
-
-def is_delivered(delegation: Delegation, task: AgentTask) -> bool:
-    """Whether the reply whose answer was lost is in the agent's history, or has moved it on."""
-    if delegation.reply_message_id in task.history_message_ids:
-        return True
-    return _has_moved(delegation.progress, task)
-
-
-def _has_moved(before: Progress, task: AgentTask) -> bool:
-    """The agent no longer shows what it showed when the reply left."""
-    if task.state is None:
-        return False
-    return task.state is not before.state or hear_question(before, task, task.state, 0.0) != before.question
-
-
-def _turn_taken_back(delegation: Delegation) -> Delegation:
-    progress = delegation.progress
-    progress = replace(
-        progress,
-        turn=progress.turn - 1,
-        turn_intent_at=None,
-        same_turns=max(0, progress.same_turns - 1),
-        empty_lookups=0,
-        attempts=0,
-    )
-    return replace(delegation, progress=progress)
-
-
-def _with_reply_at(change: Change, at: float | None) -> Change:
-    return replace(change, after=replace(change.after, timers=replace(change.after.timers, reply_at=at)))
 
 
 # ---------------------------------------------------------------- failing calls
@@ -335,7 +226,7 @@ def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment:
     wait = backoff_s(progress.failures, moment.rules, moment.rand)
     if isinstance(error, AgentBusy | CircuitOpen) and error.retry_after_s is not None:
         wait = max(wait, min(error.retry_after_s, moment.rules.retry_after_max_s))
-    after = _look_again(replace(delegation, progress=progress), moment.now + wait)
+    after = look_again(replace(delegation, progress=progress), moment.now + wait)
     story = (HistoryEntry(cause=cause, state=before.state, text=f"{error.code}: {error.detail}"),)
     return Change(after=after, history=story if before.failures == 0 else (), reached=was_reached(error))
 
@@ -362,10 +253,10 @@ def task_not_found(delegation: Delegation, *, cause: Cause, moment: Moment) -> C
         return fail(after, Reason.AGENT_TASK_LOST, detail, cause=cause, moment=moment, reached=True)
     wait = rules.lost_after_s / (rules.lost_answers - 1)
     story = (HistoryEntry(cause=cause, state=before.state, text="agent task not found"),)
-    return Change(after=_look_again(after, moment.now + wait), history=story, reached=True)
+    return Change(after=look_again(after, moment.now + wait), history=story, reached=True)
 
 
-def _look_again(delegation: Delegation, at: float) -> Delegation:
+def look_again(delegation: Delegation, at: float) -> Delegation:
     timers = replace(delegation.timers, poll_at=at, refetch_at=None, publish_at=None)
     return replace(delegation, timers=timers)
 

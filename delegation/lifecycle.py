@@ -1,6 +1,6 @@
 """The story of a delegation: start_agent_task, wake, send_reply, cancel, expire, clean_up.
 
-Each step loads the record, lets the pure modules (``decide.py``, ``questions.py``, ``endings.py``) say what should
+Each step loads the record, lets the pure modules (``decide.py``, ``turns.py``, ``endings.py``) say what should
 happen, makes at most one call (two where a push config is refused) under a lease, and writes the answer. Every step is
 safe to run twice, to lose, and to kill anywhere. What they share is in ``steps.py``, the start in ``starting.py``, what
 is said later in ``talking.py``; here is what the clock and the agent's news lead to.

@@ -65,6 +65,21 @@ def is_new(before: Progress, after: Progress) -> bool:
     return after.question is not None and (before.question is None or after.question.number > before.question.number)
 
 
+def is_our_turn(delegation: Delegation) -> bool:
+    """Nothing is said to an agent that is being told to stop, nor to a question that no whole answer has told yet."""
+    progress, is_canceling = delegation.progress, delegation.timers.cancel_at is not None
+    has_one = delegation.has_reply_waiting and progress.turn_intent_at is None and not is_canceling
+    is_asked = delegation.state.is_interrupted and progress.question is not None
+    return has_one and is_asked and not delegation.waits_for_agent
+
+
+def has_moved(before: Progress, task: AgentTask) -> bool:
+    """The agent no longer shows what it showed when the reply left."""
+    if task.state is None:
+        return False
+    return task.state is not before.state or hear_question(before, task, task.state, 0.0) != before.question
+
+
 def begin_turn(delegation: Delegation, reply: dict[str, Any], now: float) -> Progress:
     """The next reply is about to leave: the intent, and how often this very exchange was had in a row."""
     progress = delegation.progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from delegation import decide, endings
+from delegation import decide, endings, turns
 from delegation.agent_task import AgentMessage, AgentTask, DataPart, OutgoingMessage
 from delegation.agents import AgentCalls
 from delegation.errors import AgentError, AgentRefused, AgentTaskNotFound, CallAmbiguous
@@ -30,16 +30,16 @@ class Talking(Starting):
         if before.phase is not Phase.WATCHING or decide.is_leased(before, loaded.now()):
             return None
         is_unclear = before.progress.turn_intent_at is not None
-        if not is_unclear and not decide.may_send_reply(before):
+        if not is_unclear and not turns.may_send_reply(before):
             if before.timers.reply_at is not None:
-                self._try_save(before, decide.nothing_to_send(before, self._moment(loaded)), fenced=False)
+                self._try_save(before, turns.nothing_to_send(before, self._moment(loaded)), fenced=False)
             return None
         try:
             agent = self._client(before)
             return self._look_for_reply(loaded, agent) if is_unclear else self._send_next(loaded, agent)
         except AgentError as error:  # no card, or an open circuit: nothing was sent now
             moment = self._moment(loaded)
-            change = decide.reply_unclear(before, error, moment)
+            change = turns.reply_unclear(before, error, moment)
             return self._write(before, change, fenced=False)
 
     def _send_next(self, loaded: Loaded, agent: AgentCalls) -> Aftermath | None:
@@ -67,12 +67,12 @@ class Talking(Starting):
         """By what is certain about the delivery (errors.py)."""
         moment = self._moment(loaded)
         if isinstance(error, AgentTaskNotFound):
-            return decide.reply_to_unknown(delegation, moment)
+            return turns.reply_to_unknown(delegation, moment)
         if isinstance(error, AgentRefused):
-            return decide.reply_refused(delegation, error, moment)
+            return turns.reply_refused(delegation, error, moment)
         if isinstance(error, CallAmbiguous):
-            return decide.reply_unclear(delegation, error, moment)
-        return decide.reply_not_sent(delegation, error, moment)
+            return turns.reply_unclear(delegation, error, moment)
+        return turns.reply_not_sent(delegation, error, moment)
 
     def _reply_answered(self, loaded: Loaded, delegation: Delegation, answer: AgentTask | AgentMessage) -> Change:
         moment = self._moment(loaded)
@@ -80,7 +80,7 @@ class Talking(Starting):
             if _is_another(answer, delegation):
                 # It arrived, so it must not be sent again; whether ours took note of it, the next look tells.
                 stray = AgentRefused("the agent began another task with it")
-                return decide.reply_refused(delegation, stray, moment)
+                return turns.reply_refused(delegation, stray, moment)
             return decide.transition(delegation, answer, cause=Cause.REPLY, moment=moment)
         # A Message says something and no state; the agent task still has one.
         progress = replace(delegation.progress, turn_intent_at=None, attempts=0, failures=0)
@@ -93,7 +93,7 @@ class Talking(Starting):
         before = loaded.delegation
         if decide.is_poisoned(before, self._rules):
             error = AgentRefused("every attempt to send it ended in a crash")
-            return self._write(before, decide.reply_refused(before, error, self._moment(loaded)), fenced=False)
+            return self._write(before, turns.reply_refused(before, error, self._moment(loaded)), fenced=False)
         begun, delegation = self._store.begin(before, decide.attempted(before), counts=("look_ups",))
         if begun is not Begun.BEGUN:
             return None
@@ -102,14 +102,14 @@ class Talking(Starting):
         try:
             task = agent.get_task(delegation.progress.agent_task_id, deadline_s=call_s, history=HISTORY)
         except AgentTaskNotFound:
-            change = decide.reply_to_unknown(delegation, self._moment(loaded), is_unclear=True)
+            change = turns.reply_to_unknown(delegation, self._moment(loaded), is_unclear=True)
             return self._write(delegation, change)
         except AgentError as error:
-            return self._write(delegation, decide.reply_unclear(delegation, error, self._moment(loaded)))
+            return self._write(delegation, turns.reply_unclear(delegation, error, self._moment(loaded)))
         moment = self._moment(loaded)
-        if decide.is_delivered(delegation, task):
+        if turns.is_delivered(delegation, task):
             return self._write(delegation, decide.transition(delegation, task, cause=Cause.REPLY, moment=moment))
-        return self._write(delegation, decide.reply_not_found(delegation, task, moment))
+        return self._write(delegation, turns.reply_not_found(delegation, task, moment))
 
     # ------------------------------------------------------------ cancel
 

@@ -8,17 +8,7 @@ from typing import Any
 import pytest
 
 from delegation.agent_task import TaskState
-from delegation.decide import (
-    is_delivered,
-    may_send_reply,
-    nothing_to_send,
-    reply_not_found,
-    reply_not_sent,
-    reply_refused,
-    reply_to_unknown,
-    reply_unclear,
-    transition,
-)
+from delegation.decide import transition
 from delegation.errors import (
     AgentBusy,
     AgentError,
@@ -31,6 +21,16 @@ from delegation.errors import (
 )
 from delegation.questions import begin_turn
 from delegation.state import Cause, Change, Delegation, Phase, Watch
+from delegation.turns import (
+    is_delivered,
+    may_send_reply,
+    nothing_to_send,
+    reply_not_found,
+    reply_not_sent,
+    reply_refused,
+    reply_to_unknown,
+    reply_unclear,
+)
 from tests.support.delegations import NOW, a_delegation, a_task, at
 
 ASKS, WORKS = TaskState.INPUT_REQUIRED, TaskState.WORKING

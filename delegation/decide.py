@@ -228,7 +228,9 @@ def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment:
         wait = max(wait, min(error.retry_after_s, moment.rules.retry_after_max_s))
     after = look_again(replace(delegation, progress=progress), moment.now + wait)
     story = (HistoryEntry(cause=cause, state=before.state, text=f"{error.code}: {error.detail}"),)
-    return Change(after=after, history=story if before.failures == 0 else (), reached=was_reached(error))
+    if before.failures:
+        return Change(after=after, reached=was_reached(error))
+    return Change(after=after, history=story, begins_to_fail=error.code, reached=was_reached(error))
 
 
 def not_started(delegation: Delegation, error: AgentError, moment: Moment) -> Change:

@@ -145,7 +145,7 @@ class Starting(Steps):
     ) -> Aftermath | None:
         """By what is certain about the delivery (errors.py): refused, not sent, or perhaps sent."""
         moment = self._moment(loaded)
-        log.info("delegation.send_failed", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
+        log.debug("delegation.send_failed", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
         if isinstance(error, AgentRefused):
             reset = replace(delegation, progress=replace(delegation.progress, intent_at=None, push_config=False))
             reason, cause = Reason.AGENT_REFUSED, Cause.SENT

@@ -282,6 +282,7 @@ class Change:
     history: tuple[HistoryEntry, ...] = ()
     counts: tuple[str, ...] = ()  #: counters to increment
     note: str = ""  #: what a parent is told of it, JSON (notes.py)
+    begins_to_fail: str = ""  #: error code of the first in a row of calls that the agent did not answer
     reached: bool | None = None  #: whether the agent answered; None when it was not asked, or said "later"
 
 

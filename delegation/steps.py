@@ -81,16 +81,7 @@ class Steps:
             if made is not None:
                 self._cancel_orphan(before, made)
             return None
-        for entry in change.history:
-            log.info(
-                "delegation.changed",
-                delegation_id=before.id,
-                workflow_id=before.workflow_id,
-                agent=before.agent,
-                phase=change.after.phase,
-                state=entry.state,
-                cause=entry.cause,
-            )
+        _tell(before, change)
         return Aftermath(delegation=change.after, wake_now=saved.wake_now, has_note=saved.has_note)
 
     def _try_save(self, before: Delegation, change: Change, *, fenced: bool = True) -> None:
@@ -133,3 +124,13 @@ class Steps:
             self._store.count("orphans_cancelled")
         except AgentError as error:
             log.warning("delegation.orphan_left", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
+
+
+def _tell(before: Delegation, change: Change) -> None:
+    """One line for each entry of the history; an agent that begins not to answer is a warning, once until it does."""
+    whose = {"delegation_id": before.id, "workflow_id": before.workflow_id, "agent": before.agent}
+    if change.begins_to_fail:
+        log.warning("delegation.agent_unavailable", **whose, code=change.begins_to_fail)
+        return
+    for entry in change.history:
+        log.info("delegation.changed", **whose, phase=change.after.phase, state=entry.state, cause=entry.cause)

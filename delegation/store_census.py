@@ -68,6 +68,25 @@ class CensusFacts(RedisAccess):
             "counters": numbers,
         }
 
+    def publishes_of_unseen_continuations(self) -> list[int]:
+        """How often each continuation was published that is not (yet) known to run, of every workflow."""
+        last = self.now() + self.rules.hint_patience_s * 2**self.rules.attempts  # no publication is further ahead
+        found: list[int] = []
+        start, page = 0, 1000
+        while True:
+            with self.seam():
+                names: Any = self.client.zrangebyscore(self.key("due"), "-inf", last, start=start, num=page)
+                pipe = self.client.pipeline(transaction=False)
+                for name in names:
+                    kind, _, record = name.partition(":")
+                    if kind == "workflow":
+                        pipe.hmget(self.key("w", record), "publish_at", "publishes")
+                rows = pipe.execute()
+            found += [int(publishes) for due, publishes in rows if due and int(publishes or 0)]
+            if len(names) < page:
+                return found
+            start += page
+
     def count(self, name: str, by: int = 1) -> None:
         """Increment a counter that belongs to no script."""
         with self.seam():

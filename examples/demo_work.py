@@ -66,13 +66,17 @@ def _note(goal: str, _number: int) -> str:
 _WORDS = {
     "flight": "flights",
     "fly": "flights",
+    "way to": "flights",
     "hotel": "hotels",
     "stay": "hotels",
+    "room": "hotels",
+    "nights": "hotels",
     "weather": "weather",
     "forecast": "weather",
     "ledger": "ledger",
     "invoice": "ledger",
     "budget": "ledger",
+    "expense": "ledger",
 }
 _ANSWERS: dict[str, Callable[[str, int], str]] = {
     "flights": _flights,

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 
 import httpx
 import uvicorn
-from a2a.helpers import get_message_text, new_task_from_user_message, new_text_message, new_text_part
+from a2a.helpers import get_data_parts, get_message_text, new_task_from_user_message, new_text_message, new_text_part
 from a2a.server.agent_execution import AgentExecutor, RequestContext
 from a2a.server.events import EventQueue
 from a2a.server.request_handlers import DefaultRequestHandler
@@ -150,7 +150,6 @@ class SampleExecutor(AgentExecutor):
         await updater.add_artifact([new_text_part(answer_to(goal))], artifact_id="answer", name=topic_of(goal))
         await updater.complete()
 
-
     async def _ask(self, context: RequestContext, event_queue: EventQueue, said: str) -> None:
         """The first message is the goal, the next one the answer to our question."""
         assert context.message is not None
@@ -162,7 +161,7 @@ class SampleExecutor(AgentExecutor):
         if context.current_task is None:
             await updater.requires_input(updater.new_agent_message([new_text_part(QUESTION)]))
             return
-        answer = f"{said.strip()} it is."
+        answer = f"{said.strip() or _values_of(context.message)} it is."
         await updater.add_artifact([new_text_part(answer)], artifact_id="answer", name="answer")
         await updater.complete()
 
@@ -243,6 +242,15 @@ def _bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind((host, port))
     return listener
+
+
+def _values_of(message: Message) -> str:
+    """What a message says in data parts alone: the values, whatever their names."""
+    found: list[str] = []
+    for value in get_data_parts(message.parts):
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        found += [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
+    return ", ".join(found)
 
 
 def _status_message(task_id: str, context_id: str, text: str) -> Message:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from delegation.errors import StoreUnavailable
 from workers.cli_show import agents_table, make_console, print_json, print_table
 from workers.composition import make_roster
+from workers.doctor import redis_address
 from workers.runtime import runtime
 
 
@@ -17,6 +19,9 @@ def agents(as_json: bool) -> None:
     roster = make_roster(context.settings, context.store)
     try:
         rows = roster.describe()
+    except StoreUnavailable as error:
+        cause = error.__cause__ or error
+        raise StoreUnavailable(f"{redis_address(context.store)}: Redis does not answer: {cause}") from None
     finally:
         roster.close()
     if as_json:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import httpx
 from kombu.exceptions import KombuError, OperationalError
 
 from delegation.errors import ConfigurationError, DelegationError, StateLost, StoreUnavailable
-from delegation.settings import Settings
+from delegation.settings import CONFIG_VARIABLE, DEFAULT_FILE, Settings
 from delegation.store import Store
 from workers.carrier import carrying_app
 from workers.printable import one_line
-from workers.project_directory import names_redis
+from workers.project_directory import ProjectDirectory, names_redis
 from workers.queues import queue_lengths
 from workers.runtime import current_settings, make_store
 
@@ -52,7 +54,7 @@ def examine(*, ask_agents: bool = True) -> Iterator[Finding]:
     except ConfigurationError as error:
         yield _failed("configuration", str(error), exit_code=error.exit_code)
         return
-    yield _ok("configuration", f"{len(settings.agents)} agent{'' if len(settings.agents) == 1 else 's'}")
+    yield _configuration(settings)
     store = make_store(settings, timeout_s=WEB_PATIENCE_S)
     try:
         redis = _redis(settings, store)
@@ -61,7 +63,8 @@ def examine(*, ask_agents: bool = True) -> Iterator[Finding]:
             yield from _safely("redis", lambda: _durability(store))
             yield from _safely("state", lambda: [_state(store)])
             yield from _safely("worker", lambda: [_worker(store)])
-            yield from _safely("due", lambda: _due(store))
+            yield from _safely("due", lambda: [_due(store)])
+            yield from _safely("continuations", lambda: _continuations(store))
             yield _queues()
         yield _web(settings)
         if redis.verdict is not Verdict.FAILED:
@@ -81,23 +84,36 @@ def _safely(name: str, check: Callable[[], Any]) -> Iterator[Finding]:
         yield _failed(name, str(error), exit_code=error.exit_code)
 
 
+def _configuration(settings: Settings) -> Finding:
+    agents = f"{len(settings.agents)} agent{'' if len(settings.agents) == 1 else 's'}"
+    if os.environ.get(CONFIG_VARIABLE) or DEFAULT_FILE.is_file():
+        return _ok("configuration", agents)
+    return _warning("configuration", f"no {DEFAULT_FILE} in {Path.cwd()}; defaults are used; {agents}")
+
+
 def _redis(settings: Settings, store: Store) -> Finding:
-    where = _where(store)
+    where = redis_address(store)
+    project = ProjectDirectory.current()
+    has_stopped = not names_redis(settings) and project.path.is_dir() and project.redis_url() is None
     try:
         with store.seam():
             info: dict[str, Any] = store.client.info("server")
     except StoreUnavailable as error:
         advice = "" if names_redis(settings) else "; set DELEGATION_REDIS__URL, or start `delegation up`"
-        return _failed("redis", f"{where}: {error}{advice}", exit_code=error.exit_code)
+        if not names_redis(settings) and project.path.is_dir():
+            advice = f"; `delegation up`, whose data is in {project.path}, is not running: start it"
+        return _failed("redis", f"{where}: {str(error).rstrip('.')}{advice}", exit_code=error.exit_code)
     version = str(info.get("redis_version", ""))
     product = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
     if numbers < OLDEST_REDIS:
         return _failed("redis", f"{where}: {product}; {OLDEST_REDIS[0]}.{OLDEST_REDIS[1]} or newer is needed")
+    if has_stopped:
+        return _warning("redis", f"{where}: {product}; not that of `delegation up`, which is not running here")
     return _ok("redis", f"{where}: {product}")
 
 
-def _where(store: Store) -> str:
+def redis_address(store: Store) -> str:
     """Host and port or path, never the password."""
     asked = store.client.connection_pool.connection_kwargs
     return str(asked.get("path") or f"{asked.get('host')}:{asked.get('port')}")
@@ -138,20 +154,31 @@ def _worker(store: Store) -> Finding:
     return _ok("worker", f"swept {silence_s:.1f} s ago")
 
 
-def _due(store: Store) -> Iterator[Finding]:
+def _due(store: Store) -> Finding:
     numbers = store.metrics()
-    text = f"{numbers['due']} to look at sometime, {numbers['parked']} parked"
+    text = f"{numbers['due']} due now, {numbers['scheduled']} scheduled, {numbers['parked']} parked"
     late_s = numbers["oldest_due_age_s"]
     if late_s > LATE_S:
-        yield _warning("due", f"{text}; the oldest is late by {late_s:.0f} s")
-    else:
-        yield _ok("due", text)
-    given_up = numbers["counters"].get("continuations_poisoned", 0)
+        return _warning("due", f"{text}; the oldest is late by {late_s:.0f} s")
+    return _ok("due", text)
+
+
+def _continuations(store: Store) -> Iterator[Finding]:
+    """One that was published once is asked after only when it is time to publish it again: most of those ran."""
+    given_up = store.metrics()["counters"].get("continuations_poisoned", 0)
+    publishes = store.publishes_of_unseen_continuations()
+    repeated = sum(1 for count in publishes if count > 1)
+    problems = []
     if given_up:
         said = "published again and again and never seen to run: see workflow.continuation_poisoned in the worker's log"
-        yield _warning("continuations", f"{given_up} given up, {said}")
+        problems.append(f"{given_up} given up, {said}")
+    if repeated:
+        problems.append(f"{repeated} published more than once and not seen to run: is there a worker for its queue?")
+    if problems:
+        yield _warning("continuations", "; ".join(problems))
     else:
-        yield _ok("continuations", "none given up")
+        just_now = f", {len(publishes)} published just now" if publishes else ""
+        yield _ok("continuations", f"none given up{just_now}")
 
 
 def _queues() -> Finding:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from celery import Celery
 from kombu import Exchange, Queue
 from kombu.utils.functional import maybe_list
 
 import workers.tasks  # noqa: F401  # registers the steps
 from delegation.errors import ConfigurationError
-from workers.celery_settings import END_QUEUE, QUEUE, TASK_ROUTES, result_expires_s
+from delegation.settings import Settings
+from workers.celery_settings import END_QUEUE, QUEUE, TASK_ROUTES, app_settings, result_expires_s
+from workers.logs import log_in_their_app
 from workers.runtime import current_settings
 from workers.sweeper import Sweeper
 
@@ -18,22 +22,46 @@ def install(app: Celery) -> Celery:
 
     Its workers then consume our queues beside theirs (``-Q yours,delegations,delegations.end``, or all by default),
     run the sweeper, and publish what follows a delegation in *their* app, where their tasks are. Set ``[celery] app``
-    to it, so that the web app and the command line find it. Raises ConfigurationError where the app's own settings
-    cannot work.
+    to it, so that the web app and the command line find it. An app that names no broker gets the one of our settings,
+    and its results are kept there, too. Raises ConfigurationError where the app's own settings cannot work.
     """
+    settings = current_settings()
+    if not (app.conf.broker_read_url or app.conf.broker_write_url):
+        _give_our_broker(app, settings)
     if app.conf.task_always_eager:
         raise ConfigurationError("task_always_eager: a parked chain cannot run eagerly; use a worker in tests too")
     if "json" not in set(app.conf.accept_content):
         raise ConfigurationError("accept_content: must contain 'json', the form of our messages")
     if not app.conf.result_backend:
-        raise ConfigurationError("result_backend: delegations need one; results are how a canvas goes on")
+        name = app.main or ""
+        raise ConfigurationError(
+            f"result_backend: the app {name!r} has a broker and no result backend, by which a canvas goes on; "
+            f"write Celery({name!r}, broker=…, backend=…), or name neither and both are taken from [redis] url"
+        )
+    log_in_their_app()
     app.conf.task_track_started = True  # how a release's continuation is seen to run
-    if (app.conf.result_expires or 0) and _seconds(app.conf.result_expires) < result_expires_s(current_settings()):
-        app.conf.result_expires = result_expires_s(current_settings())
+    if (app.conf.result_expires or 0) and _seconds(app.conf.result_expires) < result_expires_s(settings):
+        app.conf.result_expires = result_expires_s(settings)
     app.conf.task_routes = [TASK_ROUTES, *maybe_list(app.conf.task_routes or [])]
     _consume_our_queues(app)
     app.steps["worker"].add(Sweeper)
     return app
+
+
+def _give_our_broker(app: Celery, settings: Settings) -> None:
+    """As our own app has it; what the app says of transports itself stays."""
+    ours = app_settings(settings)
+    app.conf["broker_url"] = ours["broker_url"]
+    _complete(app, ours, "broker_transport_options")
+    if app.conf.broker_connection_retry_on_startup is None:
+        app.conf.broker_connection_retry_on_startup = True
+    if not app.conf.result_backend:
+        app.conf["result_backend"] = ours["result_backend"]
+        _complete(app, ours, "result_backend_transport_options")
+
+
+def _complete(app: Celery, ours: dict[str, Any], key: str) -> None:
+    app.conf[key] = {**ours[key], **(app.conf[key] or {})}
 
 
 def _consume_our_queues(app: Celery) -> None:

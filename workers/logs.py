@@ -1,6 +1,7 @@
 """One line per fact on stderr: readable on a terminal, JSON when ``DELEGATION_LOG=json``.
 
-``DELEGATION_LOG_LEVEL`` beats what a process asks for, Celery's ``--loglevel`` included: one variable for all.
+``DELEGATION_LOG_LEVEL`` beats what a process asks for, Celery's ``--loglevel`` included: one variable for all processes
+of ours. In the worker or the program of an app that is not ours, that app's own logging decides.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import structlog
 from delegation.errors import ConfigurationError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+#: Of these, `httpx` would print the URL of each call to an agent at INFO, `a2a` tracebacks of what agents answer.
+QUIET_ANYWHERE = ("a2a", "httpx", "httpcore")
 #: Loggers that would print cards, URLs or every request at INFO.
-QUIET = ("a2a", "httpx", "httpcore", "amqp", "celery.redirected")
+QUIET = (*QUIET_ANYWHERE, "amqp", "celery.redirected")
 
 
 def configure_logging(level: int | str | None = None) -> None:
@@ -29,12 +32,8 @@ def configure_logging(level: int | str | None = None) -> None:
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        drop_empty_fields,
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if os.environ.get("DELEGATION_LOG") == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=32)
-    )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -44,7 +43,7 @@ def configure_logging(level: int | str | None = None) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers()],
         )
     )
     root = logging.getLogger()
@@ -57,6 +56,48 @@ def configure_logging(level: int | str | None = None) -> None:
     # A line per received and per finished step, beside our own facts, says nothing new.
     for name in ("celery.worker.strategy", "celery.app.trace"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def log_in_their_app() -> None:
+    """Send our facts to the standard library's logger of the same name, each at its level, unless structlog is set up.
+
+    structlog's own default is to print: Celery redirects what is printed, and logs it once more, as a warning.
+    """
+    for name in QUIET_ANYWHERE:
+        if logging.getLogger(name).level == logging.NOTSET:  # else they decided otherwise
+            logging.getLogger(name).setLevel(logging.WARNING)
+    if structlog.is_configured():
+        return
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, drop_empty_fields, _as_one_line],
+        # Not structlog's own factory: that one replaces the class of all loggers that are made later.
+        logger_factory=logging.getLogger,
+    )
+
+
+def drop_empty_fields(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """What does not apply is left out."""
+    return {name: value for name, value in event.items() if value is not None}
+
+
+def _as_one_line(
+    _logger: structlog.typing.WrappedLogger, _method: str, event: structlog.typing.EventDict
+) -> tuple[tuple[str], dict[str, object]]:
+    """``event field=value …``, whatever the formatter; tracebacks are the formatter's to print."""
+    for_logging = {name: event.pop(name) for name in ("exc_info", "stack_info") if name in event}
+    fields = [f"{name}={value}" for name, value in event.items() if name != "event"]
+    return (" ".join([str(event["event"]), *fields]),), for_logging
+
+
+def _renderers() -> list[structlog.typing.Processor]:
+    """Tracebacks without the values of variables, which hold texts and secrets."""
+    if os.environ.get("DELEGATION_LOG") == "json":
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    without_locals = structlog.dev.plain_traceback
+    colors = sys.stderr.isatty()
+    return [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=32, exception_formatter=without_locals)]
 
 
 def _level_of_environment() -> str:

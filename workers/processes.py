@@ -24,6 +24,7 @@ CONCURRENCY = 32  #: threads, most of which wait for an agent's answer (docs/des
 _STAMP = re.compile(
     r"^(\d{4}-\d\d-\d\dT[\d:.]+Z \[(?P<level>\w+)\s*\]\s*"  # ours
     r"|\[\d{4}-[^]]+\] \[\d+\] \[\w+\] "  # gunicorn's
+    r"|\[\d{4}-[\d:, -]+: (?P<celery_level>\w+)/[^]]+\] "  # Celery's, of a worker whose app is not ours
     r"|\[\w \d{6} [\d:]+ [\w.]+:\d+\] "  # Flower's
     r"|\d+:\w \d\d \w{3} \d{4} [\d:.]+ [*#.-] )"  # Valkey's
 )
@@ -103,7 +104,7 @@ def without_stamp(line: str) -> str:
     match = _STAMP.match(line)
     if match is None:
         return line
-    level = match.groupdict().get("level") or "info"
+    level = (match["level"] or match["celery_level"] or "info").lower()
     return ("" if level in ("info", "debug") else f"{level}: ") + line[match.end() :]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -13,9 +14,10 @@ from celery import Celery
 from delegation.errors import ConfigurationError
 from tests.support.caller import Witness
 from tests.support.foreign_app import APP, BROKER_VARIABLE, PREFIX, QUEUE
-from tests.support.processes import Deployment, ScriptedAgent, ValkeyProcess, wait_until
+from tests.support.processes import Deployment, ScriptedAgent, ValkeyProcess, free_port, wait_until
 from workers import install
 from workers.celery_settings import TASK_ROUTES
+from workers.runtime import reset_runtime
 
 BROKER_DB = 3
 
@@ -39,7 +41,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     directory = tmp_path_factory.mktemp("foreign")
     valkey = ValkeyProcess(directory / "valkey")
     env = Witness(valkey).environment | {BROKER_VARIABLE: valkey.url(BROKER_DB)}
-    agents = {"a": ScriptedAgent(directory, name="a")}
+    agents = {"a": ScriptedAgent(directory, name="a"), "gone": f"http://127.0.0.1:{free_port()}"}
     config = {"celery": {"app": APP}}
     with Deployment(directory, agents=agents, config=config, env=env, valkey=valkey, workers=0) as deployment:
         deployment.start_worker(app=APP, queues=None)  # as its owner starts it: every queue of the app
@@ -201,6 +203,28 @@ show(result.id)
     assert "a private answer" not in deployment.workers[0].output()
 
 
+def test_an_agent_that_is_away_is_one_warning(deployment: Deployment) -> None:
+    """In their worker's log, at that level, when it begins; what is tried again and again is not told again."""
+    delegation_id = run(
+        deployment,
+        """
+workflow = Workflow.open()
+show(workflow.delegate("gone", "x").id)
+""",
+    )
+    store = deployment.store()
+    wait_until(lambda: store.load(delegation_id).delegation.progress.failures >= 2, 30, what="second failure")
+    [line] = [each for each in deployment.workers[0].output().splitlines() if "agent_unavailable" in each]
+    workflow_id = delegation_id.partition(".")[0]
+    assert re.search(
+        rf": WARNING/\w+\] delegation\.agent_unavailable delegation_id={delegation_id} workflow_id={workflow_id} "
+        r"agent=gone code=agent\.unavailable$",
+        line,
+    )
+    assert "HTTP Request" not in deployment.workers[0].output()
+    assert deployment.command("workflow", "cancel", workflow_id).returncode == 0
+
+
 # ---------------------------------------------------------------- revoked calls
 
 
@@ -283,6 +307,43 @@ def test_install_refuses_an_app_that_could_not_work(their_app: Celery, key: str,
     their_app.conf[key] = value
     with pytest.raises(ConfigurationError, match=f"^{key}: "):
         install(their_app)
+
+
+def test_an_app_without_results_is_named_with_what_to_write(their_app: Celery) -> None:
+    """It has a broker of its own, so where its results belong is for its owner to say."""
+    their_app.conf["result_backend"] = None
+    with pytest.raises(ConfigurationError, match=r"'theirs' .*write Celery\('theirs', broker=…, backend=…\)"):
+        install(their_app)
+
+
+@pytest.fixture
+def our_redis(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    url = "redis://:secret@127.0.0.1:1/5"
+    monkeypatch.setenv("DELEGATION_REDIS__URL", url)
+    monkeypatch.setenv("DELEGATION_REDIS__KEY_PREFIX", "trips:")
+    reset_runtime()
+    yield url
+    monkeypatch.undo()
+    reset_runtime()
+
+
+def test_an_app_that_names_no_broker_gets_ours(our_redis: str) -> None:
+    """Broker, results and prefix are those of the settings; what the app says of transports stays."""
+    with Celery("bare", set_as_current=False) as app:
+        app.conf.broker_transport_options = {"visibility_timeout": 7200}
+        install(app)
+        assert app.conf.broker_url == app.conf.result_backend == our_redis
+        assert app.conf.broker_transport_options["visibility_timeout"] == 7200
+        assert app.conf.broker_transport_options["global_keyprefix"] == "trips:celery:"
+        assert app.conf.result_backend_transport_options == {"global_keyprefix": "trips:celery:"}
+
+
+def test_the_transport_of_an_app_that_has_one_is_left_alone(our_redis: str, their_app: Celery) -> None:
+    """A broker and a backend of its own, with the options it has."""
+    before = {key: their_app.conf[key] for key in ("broker_url", "result_backend", "broker_transport_options")}
+    install(their_app)
+    assert {key: their_app.conf[key] for key in before} == before
+    assert our_redis not in before.values()
 
 
 @pytest.mark.parametrize("named", ["no.such.module:app", "tests.support.foreign_tasks:app", "tests.support:caller"])

@@ -13,12 +13,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.child import ChildProcess, child_environment, wait_until
+from tests.support.child import ROOT, ChildProcess, child_environment, wait_until
 from tests.support.left_behind import left_behind
 from tests.support.processes import ScriptedAgent, free_port
 
 COMMAND = [sys.executable, "-m", "workers.cli"]
 READY = r"up +\| ready"
+
+#: As docs/celery.md has it; the app names no broker, so it uses the one that `up` starts.
+THEIR_APP = """from celery import Celery
+from workers import delegate, install
+
+app = install(Celery("shop"))  # once, where the app is made; after config_from_object, if you use that
+
+
+@app.task
+def summarise(outcome):
+    return outcome["text"].upper()
+"""
+THEIR_PROGRAM = """
+from shop import *
+print((delegate.s(agent="flights", goal='{"artifact": "sunny"}') | summarise.s()).delay().get(timeout=60))
+"""
 
 
 @pytest.fixture
@@ -39,11 +55,14 @@ def up_in(project: Path) -> ChildProcess:
 
 
 def in_another_shell(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = child_environment({})
+    return _run([*COMMAND, *arguments], project)
+
+
+def _run(command: list[str], project: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments],
+        command,
         cwd=project,
-        env=environment,
+        env=child_environment({}),
         capture_output=True,
         text=True,
         timeout=60,
@@ -79,6 +98,33 @@ def test_up_serves_other_shells_and_keeps_what_they_did(project: Path) -> None:
         up.send(signal.SIGTERM)
         assert up.wait(40) == 143
         assert_nothing_runs(project)
+
+
+def test_up_runs_an_app_of_ones_own_from_a_clean_directory(project: Path) -> None:
+    """Six lines and two of configuration: its worker runs our steps and its own, and its program finds the broker.
+
+    What happens to a delegation is in that worker's log at the level it has, once, without the URL of any call.
+    """
+    (project / "shop.py").write_text(THEIR_APP, encoding="utf-8")
+    with (project / "delegation.toml").open("a", encoding="utf-8") as config:
+        config.write('[celery]\napp = "shop:app"\n')
+    with up_in(project) as up:
+        up.start()
+        up.wait_for_output(READY, 60)
+        program = [sys.executable, "-c", THEIR_PROGRAM]
+        said = _run(program, project)
+        assert (said.returncode, said.stdout) == (0, "SUNNY\n"), said.stderr + up.output()
+        up.wait_for_output(r"worker +\| delegation\.settled delegation_id=\S+ agent=flights state=COMPLETED\n")
+        assert "warning: " not in up.output()
+        assert "HTTP Request" not in up.output()
+        up.send(signal.SIGINT)
+        assert up.wait(40) == 130
+        assert_nothing_runs(project)
+
+
+def test_the_app_of_the_documentation_is_the_one_above() -> None:
+    """What a reader copies is what the test before ran."""
+    assert THEIR_APP in (ROOT / "docs" / "celery.md").read_text(encoding="utf-8")
 
 
 def test_up_does_not_start_twice(project: Path) -> None:

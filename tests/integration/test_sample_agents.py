@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from examples.demo_work import answer_to
 from tests.support.processes import SampleAgent, wait_until
 from tests.support.receiver import Receiver, RpcCaller, send_params
 
@@ -45,6 +46,19 @@ def test_the_same_goal_gets_the_same_text(caller: RpcCaller) -> None:
     texts = [task["artifacts"][0]["parts"][0]["text"] for task in tasks]
     assert texts[0] == texts[1]
     assert texts[0].startswith("Best flight: ")
+
+
+@pytest.mark.parametrize(
+    ("goal", "answer"),
+    [
+        ("Cheapest way to Oslo on Friday", "Best flight: "),
+        ("A quiet room near the harbour", "Best hotel: "),
+        ("Trains and weather", "Forecast: "),
+    ],
+)
+def test_goals_of_the_documentation_get_an_answer_to_the_point(goal: str, answer: str) -> None:
+    """A first try should not end in "nothing further to do"."""
+    assert answer_to(goal).startswith(answer)
 
 
 def test_a_task_is_found_by_the_message_that_made_it(caller: RpcCaller) -> None:
@@ -92,8 +106,16 @@ def test_quiet_neither_pushes_nor_streams(tmp_path: Path) -> None:
         assert caller.error("CreateTaskPushNotificationConfig", **config) == -32003
 
 
-def test_asking_asks_once_and_ends_with_the_answer(tmp_path: Path) -> None:
-    """A message for its task that waits is the answer to its question."""
+@pytest.mark.parametrize(
+    ("parts", "answer"),
+    [
+        ([{"text": "Friday"}], "Friday it is."),
+        ([{"data": {"day": "Friday", "hour": 7.5}}], "Friday, 7.5 it is."),
+        ([{"data": "Friday"}], "Friday it is."),
+    ],
+)
+def test_asking_asks_once_and_ends_with_the_answer(tmp_path: Path, parts: list[dict[str, Any]], answer: str) -> None:
+    """A message for its task that waits is the answer to its question, as text or as data."""
     with SampleAgent("asking", log=tmp_path / "log").start() as agent, RpcCaller(agent.url) as caller:
         asked = caller.send("find a flight")["task"]
 
@@ -102,7 +124,7 @@ def test_asking_asks_once_and_ends_with_the_answer(tmp_path: Path) -> None:
             return found
 
         wait_until(lambda: state() == "TASK_STATE_INPUT_REQUIRED", what="question", every_s=0.1)
-        caller.send("Friday", taskId=asked["id"], contextId=asked["contextId"], messageId="m2")
+        caller.send("", taskId=asked["id"], contextId=asked["contextId"], messageId="m2", parts=parts)
         wait_until(lambda: state() == "TASK_STATE_COMPLETED", what="end", every_s=0.1)
         task = caller.call("GetTask", id=asked["id"])
-        assert task["artifacts"][0]["parts"] == [{"text": "Friday it is."}]
+        assert task["artifacts"][0]["parts"] == [{"text": answer}]

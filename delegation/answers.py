@@ -24,6 +24,7 @@ from delegation.errors import AnswerTooLarge, CallAmbiguous
 PATH_SAFE_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}")
 _READABLE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 MAX_DEPTH = 64
+MAX_ID = 1024
 LONGEST_MESSAGE_ID = 256
 MAX_ARTIFACTS = 1_000
 MAX_PARTS = 10_000
@@ -66,7 +67,7 @@ def read_task(raw: object) -> AgentTask:
     status = read_status(raw.get("status"), said_last=said_last)
     return AgentTask(
         id=read_task_id(raw.get("id")),
-        context_id=ContextId(read_text(raw.get("contextId"))),
+        context_id=read_context_id(raw.get("contextId")),
         state=status.state,
         raw_state=status.raw_state,
         status_text=status.text,
@@ -193,12 +194,18 @@ def read_task_id(value: object) -> AgentTaskId:
     return AgentTaskId(value)
 
 
+def read_context_id(value: object) -> ContextId:
+    """Empty when it is none, or longer than anything that is sent back with every reply should be."""
+    text = read_text(value)
+    return ContextId(text if len(text) <= MAX_ID else "")
+
+
 def read_message(raw: object) -> AgentMessage:
     """A `Message` (spec section 4.1.4); CallAmbiguous when it is not even an object."""
     if not isinstance(raw, dict):
         raise CallAmbiguous(f"the agent's message is {_kind(raw)}, not an object")
     parts, text = _read_parts(raw.get("parts"))
-    return AgentMessage(text=text, context_id=ContextId(read_text(raw.get("contextId"))), parts=parts)
+    return AgentMessage(text=text, context_id=read_context_id(raw.get("contextId")), parts=parts)
 
 
 def _last_agent_message(history: object) -> Mapping[str, Any]:

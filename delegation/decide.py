@@ -7,6 +7,7 @@ a due entry needs in ``due.py``.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any
@@ -16,7 +17,7 @@ from delegation.answers import one_line
 from delegation.endings import abandon, cut, ended_at_agent, fail, was_reached
 from delegation.errors import AgentBusy, AgentError, CircuitOpen
 from delegation.notes import note
-from delegation.questions import has_moved, hear_question, is_new, is_our_turn, why_no_further_round
+from delegation.questions import hear_question, is_new, is_our_turn, why_no_further_round
 from delegation.state import (
     Brief,
     Cause,
@@ -31,6 +32,8 @@ from delegation.state import (
 )
 from delegation.watch import backoff_s, next_look_at
 
+#: Of a question's parts that are kept, in bytes of JSON: it is read by people, and written at every look.
+QUESTION_BYTES = 65_536
 #: Names of artifacts that are shown while the agent works.
 MOST_ARTIFACT_NAMES = 20
 
@@ -124,8 +127,8 @@ def transition(delegation: Delegation, task: AgentTask, *, cause: Cause, moment:
         return Change(after=delegation)
     before = delegation.progress
     progress = _heard(before, task, moment)
-    if before.turn_intent_at is not None and cause is not Cause.REPLY and not has_moved(before, task):
-        # Whether a reply arrived is not known yet, and this answer does not tell.
+    if before.turn_intent_at is not None and cause is not Cause.REPLY:
+        # Whether the reply arrived is asked next (turns.py); until then no other leaves.
         progress = replace(progress, turn_intent_at=before.turn_intent_at, empty_lookups=before.empty_lookups)
     if cause in (Cause.SENT, Cause.REPLY):
         progress = replace(progress, resends=0)
@@ -153,7 +156,7 @@ def _heard(before: Progress, task: AgentTask, moment: Moment) -> Progress:
         state=state,
         unknown_state="" if task.state else repr(task.raw_state[:60]),
         status_text=cut(task.status_text, moment.rules.status_text_chars),
-        status_parts=task.status_parts if state.is_interrupted else (),
+        status_parts=_shown_parts(task) if state.is_interrupted else (),
         status_at=task.status_at,
         artifact_names=_names(task) if task.artifacts else before.artifact_names,
         question=hear_question(before, task, state, moment.now) if task.state else before.question,
@@ -171,6 +174,18 @@ def _heard(before: Progress, task: AgentTask, moment: Moment) -> Progress:
     if _is_news(before, progress):
         return replace(progress, polls=0, updated_at=moment.now)
     return replace(progress, polls=before.polls + 1)
+
+
+def _shown_parts(task: AgentTask) -> tuple[dict[str, Any], ...]:
+    """The question's parts, up to so many bytes in all; one that does not fit is left out whole and marked."""
+    kept: list[dict[str, Any]] = []
+    left = QUESTION_BYTES
+    for part in task.status_parts:
+        size = len(json.dumps(part))
+        fits = size <= left
+        left -= size if fits else 0
+        kept.append(part if fits else {"omitted": True, "size": size})
+    return tuple(kept)
 
 
 def _names(task: AgentTask) -> tuple[str, ...]:

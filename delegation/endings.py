@@ -215,9 +215,9 @@ def receipt(delegation: Delegation) -> str | None:
     if delegation.outcome is None:
         is_refused = delegation.progress.cancel_answer is CancelAnswer.REFUSED and delegation.timers.cancel_at is None
         return "refused" if is_refused else "pending"
-    if delegation.outcome.state.value != "CANCELED":
-        return "already ended"
-    return "cancelled" if delegation.outcome.reason is None else "unreachable"
+    if delegation.outcome.reason is not None:
+        return "unreachable"  # our own verdict: the agent may be at work
+    return "cancelled" if delegation.outcome.state is TaskState.CANCELED else "already ended"
 
 
 # ---------------------------------------------------------------- cleaning up

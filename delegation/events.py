@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from delegation.agent_task import AgentMessage, AgentTask, TaskState
-from delegation.answers import read_message, read_status, read_task, read_text
+from delegation.answers import read_context_id, read_message, read_status, read_task, read_text
 from delegation.errors import AnswerTooLarge, CallAmbiguous
 from delegation.replies import Question, read_error_event, read_event_result
 
@@ -205,7 +205,7 @@ def _read_status_event(raw: dict[str, Any]) -> StreamEvent:
     return StreamEvent(
         kind="status",
         task_id=read_text(raw.get("taskId")),
-        context_id=read_text(raw.get("contextId")),
+        context_id=read_context_id(raw.get("contextId")),
         state=status.state,
         raw_state=status.raw_state,
         status_text=status.text,
@@ -222,7 +222,7 @@ def _read_artifact_event(raw: dict[str, Any]) -> StreamEvent:
     return StreamEvent(
         kind="artifact",
         task_id=read_text(raw.get("taskId")),
-        context_id=read_text(raw.get("contextId")),
+        context_id=read_context_id(raw.get("contextId")),
         artifact_id=read_text(artifact.get("artifactId")),
         artifact_name=read_text(artifact.get("name")),
         appends=raw.get("append") is True,

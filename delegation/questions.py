@@ -23,12 +23,9 @@ def hear_question(before: Progress, task: AgentTask, state: TaskState, now: floa
     last = before.question
     if not state.is_interrupted:
         return last
-    heard = Question(
+    heard = replace(
+        _shown(task, state),
         number=last.number + 1 if last else 1,
-        state=state,
-        digest=_digest(task.status_text, task.status_parts),
-        said_at=task.status_at,
-        message_id=task.status_message_id,
         asked_at=now,
         turn=before.turn,
         in_turn=last.in_turn + 1 if last and last.turn == before.turn else 1,
@@ -36,6 +33,11 @@ def hear_question(before: Progress, task: AgentTask, state: TaskState, now: floa
     if last is None or heard.in_turn > MOST_IN_TURN:
         return last or heard
     return last if _is_same(last, heard, was_shown=before.state is state) else heard
+
+
+def _shown(task: AgentTask, state: TaskState) -> Question:
+    digest = _digest(task.status_text, task.status_parts)
+    return Question(number=0, state=state, digest=digest, said_at=task.status_at, message_id=task.status_message_id)
 
 
 def _is_same(last: Question, heard: Question, *, was_shown: bool) -> bool:
@@ -47,6 +49,8 @@ def _is_same(last: Question, heard: Question, *, was_shown: bool) -> bool:
     if last.state is not heard.state:
         return False
     has_same_time = bool(heard.said_at) and heard.said_at == last.said_at
+    if heard.turn == last.turn and heard.message_id and heard.message_id == last.message_id:
+        return True
     if was_shown and heard.turn == last.turn and has_same_time:
         return True
     if last.digest != heard.digest:
@@ -73,11 +77,29 @@ def is_our_turn(delegation: Delegation) -> bool:
     return has_one and is_asked and not delegation.waits_for_agent
 
 
-def has_moved(before: Progress, task: AgentTask) -> bool:
-    """The agent no longer shows what it showed when the reply left."""
-    if task.state is None:
+def has_moved(progress: Progress, task: AgentTask) -> bool:
+    """The agent no longer shows the question that the present reply answers, and is not merely behind."""
+    question = progress.question
+    if task.state is None or question is None or is_behind_question(question, task):
         return False
-    return task.state is not before.state or hear_question(before, task, task.state, 0.0) != before.question
+    if question.turn >= progress.turn or task.state is not question.state:
+        return True  # it asked something else since, or is doing something else
+    return not _is_same(question, replace(_shown(task, task.state), turn=progress.turn), was_shown=True)
+
+
+def repeats_words(progress: Progress, task: AgentTask) -> bool:
+    """It shows the same state and the same words as the question, whatever their time and id."""
+    question = progress.question
+    if question is None or task.state is not question.state or question.turn >= progress.turn:
+        return False
+    return question.digest == _digest(task.status_text, task.status_parts)
+
+
+def is_behind_question(question: Question, task: AgentTask) -> bool:
+    """The status is older than the question, by the agent's own clock: a replica that lags (answers.read_timestamp
+    writes the times it could read so that they sort)."""
+    times = (task.status_at, question.said_at)
+    return all(time.endswith("Z") for time in times) and task.status_at < question.said_at
 
 
 def begin_turn(delegation: Delegation, reply: dict[str, Any], now: float) -> Progress:

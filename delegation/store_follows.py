@@ -130,6 +130,19 @@ class FollowFacts(RedisAccess):
             records = [self.key("d", delegation_id) for delegation_id in page]
             self.run("follow_drop", [*keys, *records], [follower, flag(leaving), self.rules.hint_patience_s, *page])
 
+    def free_dead_follows(self) -> int:
+        """Give back what dead followers hold and no living one has taken over, so that it is polled; how many."""
+        with self.seam():
+            seconds, micros = self.client.time()
+            ids: Any = self.client.zrangebyscore(self.key("follows"), "(0", seconds + micros / 1e6, start=0, num=PAGE)
+            owners: Any = self.client.hmget(self.key("follow_owners"), ids) if ids else []
+        held: dict[str, list[str]] = {}
+        for delegation_id, owner in zip(ids, owners, strict=True):
+            held.setdefault(owner or "", []).append(delegation_id)
+        for owner, theirs in held.items():
+            self.drop_follows(owner, theirs, leaving=False)
+        return len(ids)
+
     def followers(self) -> list[FollowerSeen]:
         """Those seen in the last minute, by id."""
         with self.seam():

@@ -76,6 +76,12 @@ class WorkflowFacts(RedisAccess):
             raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
         return _decode(workflow_id, raw, unresolved)
 
+    def count_children(self, workflow: Workflow) -> int:
+        """Those that exist: a number that was given out may never have been used."""
+        with self.seam():
+            counts = [self.client.exists(*(self.key("d", child) for child in page)) for page in _pages(workflow)]
+        return sum(int(count) for count in counts)
+
     def next_child_number(self, workflow_id: WorkflowId) -> int:
         """Reserve a child's number; one that is never used leaves a gap and nothing else. Raises UnknownWorkflow."""
         number = int(self.run("number", [self.key("w", workflow_id)], []))

@@ -15,6 +15,7 @@ from delegation.starting import Starting, metadata_of
 from delegation.state import Cause, Change, Delegation, HistoryEntry, Phase
 from delegation.steps import Aftermath
 from delegation.store import Begun, Loaded
+from delegation.turns import Fate
 
 #: How far back an agent is asked when it has to tell whether it has our reply.
 HISTORY = 20
@@ -45,6 +46,9 @@ class Talking(Starting):
     def _send_next(self, loaded: Loaded, agent: AgentCalls) -> Aftermath | None:
         before = loaded.delegation
         reply = self._store.load_reply(before.id, before.progress.turn + 1)
+        question = before.progress.question
+        if question is not None and reply.get("question", question.number) != question.number:
+            return self._write(before, turns.reply_out_of_date(before, self._moment(loaded)), fenced=False)
         progress = replace(begin_turn(before, reply, loaded.now()), attempts=before.progress.attempts + 1)
         intent = replace(before, progress=progress)
         begun, delegation = self._store.begin(before, intent, counts=("replies",), unfollowed=True)
@@ -107,9 +111,11 @@ class Talking(Starting):
         except AgentError as error:
             return self._write(delegation, turns.reply_unclear(delegation, error, self._moment(loaded)))
         moment = self._moment(loaded)
-        if turns.is_delivered(delegation, task):
+        fate = turns.fate_of_reply(delegation, task)
+        if fate is Fate.ARRIVED:
             return self._write(delegation, decide.transition(delegation, task, cause=Cause.REPLY, moment=moment))
-        return self._write(delegation, turns.reply_not_found(delegation, task, moment))
+        decided = turns.reply_overtaken if fate is Fate.OVERTAKEN else turns.reply_not_found
+        return self._write(delegation, decided(delegation, task, moment))
 
     # ------------------------------------------------------------ cancel
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import StrEnum
 
 from delegation.agent_task import AgentTask
 from delegation.decide import look_again, postpone, task_not_found, transition
 from delegation.endings import cut
 from delegation.errors import AgentError, AgentRefused
-from delegation.questions import has_moved, is_our_turn, reopen
+from delegation.questions import has_moved, is_behind_question, is_our_turn, reopen, repeats_words
 from delegation.state import Cause, Change, Delegation, HistoryEntry, Moment, Phase
 from delegation.watch import is_left_alone
 
@@ -81,11 +82,43 @@ def reply_to_unknown(delegation: Delegation, moment: Moment, *, is_unclear: bool
     return change if change.outcome else _with_reply_at(change, change.after.timers.poll_at)
 
 
-def is_delivered(delegation: Delegation, task: AgentTask) -> bool:
-    """Whether the reply whose answer was lost is in the agent's history, or has moved it on."""
-    if delegation.reply_message_id in task.history_message_ids:
-        return True
-    return has_moved(delegation.progress, task)
+class Fate(StrEnum):
+    """What became of a reply whose answer was lost."""
+
+    ARRIVED = "arrived"
+    MISSING = "missing"  #: the agent still asks: perhaps not delivered, perhaps not yet
+    OVERTAKEN = "overtaken"  #: it did not arrive, and the agent went on without it
+
+
+def fate_of_reply(delegation: Delegation, task: AgentTask) -> Fate:
+    """By the agent's history, where it keeps what we say; else by whether it has moved on."""
+    progress, ours = delegation.progress, f"{delegation.id}:"
+    if delegation.reply_message_id in task.history_message_ids or (task.state and task.state.is_terminal):
+        return Fate.ARRIVED
+    is_behind = progress.question is not None and is_behind_question(progress.question, task)
+    if task.state is None or is_behind:
+        return Fate.MISSING
+    if any(message_id.startswith(ours) for message_id in task.history_message_ids):
+        return Fate.MISSING if repeats_words(progress, task) else Fate.OVERTAKEN
+    return Fate.ARRIVED if has_moved(progress, task) else Fate.MISSING
+
+
+def reply_overtaken(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
+    """The question it answers is gone; sent now, it would answer another."""
+    change = transition(delegation, task, cause=Cause.REPLY, moment=moment)
+    text = f"reply {delegation.progress.turn} did not arrive, and the agent went on without it"
+    entry = HistoryEntry(cause=Cause.REPLY, state=delegation.progress.state, text=text)
+    return replace(change, history=(entry, *change.history))
+
+
+def reply_out_of_date(delegation: Delegation, moment: Moment) -> Change:
+    """Meant for a question that is no longer open: used up, and the open one waits for another."""
+    progress = reopen(replace(delegation.progress, turn=delegation.progress.turn + 1))
+    text = f"reply {progress.turn} was meant for another question, and is not sent"
+    entry = HistoryEntry(cause=Cause.REPLY, state=progress.state, text=text)
+    after = replace(delegation, progress=progress)
+    reply_at = moment.now if after.has_reply_waiting else None
+    return _with_reply_at(Change(after=after, history=(entry,)), reply_at)
 
 
 def _turn_taken_back(delegation: Delegation) -> Delegation:

@@ -55,9 +55,12 @@ def is_left_alone(delegation: Delegation) -> bool:
 
 def next_look_at(delegation: Delegation, *, now: float, rules: Rules, rand: float) -> float | None:
     """When to ask again if nothing wakes us first, in seconds of Redis time; None for never. ``rand`` is in [0, 1)."""
-    if is_left_alone(delegation):
+    is_canceling = delegation.timers.cancel_at is not None  # asked to stop, it is about to say so
+    if is_left_alone(delegation) and not is_canceling:
         return None
-    if delegation.progress.watch is Watch.PUSH or (delegation.followed and wants_follow(delegation)):
+    if is_canceling:
+        interval = rules.poll_first_s
+    elif delegation.progress.watch is Watch.PUSH or (delegation.followed and wants_follow(delegation)):
         age = now - delegation.created_at
         interval = min(rules.recheck_max_s, max(rules.recheck_first_s, age / 10))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -21,6 +22,7 @@ from delegation.errors import (
     UnresolvedChildren,
 )
 from workers.children import ProcessFailed
+from workers.cli_group import NearestGroup
 from workers.logs import configure_logging
 from workers.printable import one_line
 
@@ -36,7 +38,7 @@ COMMANDS = {
     "cancel": ("workers.cli_talk:cancel", "Have a delegation cancelled; prints the receipt."),
     "workflow": (
         "workers.cli_workflows:workflow",
-        "Open, show, join, cancel and complete workflows; read their notes.",
+        "Open, list, show, join, cancel and complete workflows; read their notes.",
     ),
     "doctor": ("workers.cli_doctor:doctor", "Check that everything a delegation needs is there."),
     "demo": ("workers.cli_processes:demo", "The main job on this machine, with sample agents, in half a minute."),
@@ -48,13 +50,13 @@ COMMANDS = {
 _ADVICE: dict[type[DelegationError], str] = {
     StoreUnavailable: "is it running? `delegation doctor` checks",
     UnknownDelegation: "`delegation list` shows those that are kept",
-    UnknownWorkflow: "`delegation list` shows the children of those that are kept, as WORKFLOW.NUMBER",
+    UnknownWorkflow: "`delegation workflow list` shows those that are kept",
     DelegationEnded: "`delegation show` tells more",
     UnresolvedChildren: "wait for them with `delegation workflow join`",
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(NearestGroup):
     """Knows its commands by name; help alone imports none of them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
@@ -66,6 +68,17 @@ class LazyGroup(click.Group):
         module, _, name = COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(import_module(module), name)
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """A reader that goes away ends the command as a shell's own would end: by SIGPIPE, without a word.
+
+        It is no end of a delegation (1), and none can be told from it (0). Click would make it 1.
+        """
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _leave_output()
+            return 128 + signal.SIGPIPE
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
@@ -105,9 +118,6 @@ def run(arguments: Sequence[str]) -> int:
         return _complain("arguments and input must be UTF-8", 2)
     except (KeyboardInterrupt, click.Abort):
         return 130
-    except BrokenPipeError:
-        _leave_stdout()
-        return 1
     return code if isinstance(code, int) else 0
 
 
@@ -123,9 +133,13 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
-def _leave_stdout() -> None:
+def _leave_output() -> None:
     """Whoever read has gone; the interpreter must not try to flush to it on its way out."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

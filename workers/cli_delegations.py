@@ -15,7 +15,7 @@ from delegation.state import Delegation
 from delegation.store import Store
 from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
-from workers.cli_question import how_to_answer, is_asking, question_line
+from workers.cli_question import how_to_answer, question_line
 from workers.cli_show import (
     delegations_table,
     exit_code_of,
@@ -25,7 +25,9 @@ from workers.cli_show import (
     print_json,
     print_table,
 )
-from workers.handles import DelegationHandle, changes, describe
+from workers.descriptions import describe, is_asking
+from workers.finding import find_delegation
+from workers.handles import DelegationHandle, changes
 from workers.printable import many_lines, one_line
 from workers.runtime import runtime
 
@@ -43,7 +45,10 @@ _BATCH = 100
 @click.option("--deadline", default=None, help="A duration such as PT10M, or an ISO 8601 time with its zone.")
 @click.option("--idempotency-key", default=None, metavar="KEY", help="The same key gives the same delegation.")
 @click.option("--wait", is_flag=True, help="Wait for the outcome, also over questions, and print its text.")
-def delegate(agent: str, goal: str, criteria: tuple[str, ...], wait: bool, **arguments: str | None) -> int:
+@click.option("--json", "as_json", is_flag=True, help="The delegation as one object instead; with --wait as it ended.")
+def delegate(
+    agent: str, goal: str, criteria: tuple[str, ...], wait: bool, as_json: bool, **arguments: str | None
+) -> int:
     """Give a piece of work to AGENT and print the delegation's id. GOAL - reads the goal from stdin."""
     given: dict[str, Any] = {name: value for name, value in arguments.items() if value}
     given |= {
@@ -54,13 +59,19 @@ def delegate(agent: str, goal: str, criteria: tuple[str, ...], wait: bool, **arg
     delegation, opened = open_delegation(given, options={})
     if not opened.existing:
         publish_start(carrying_app(), delegation, family={})
-    click.echo(delegation.id)
+    if not as_json:
+        click.echo(delegation.id)
+    elif not wait:
+        print_json(DelegationHandle(delegation.id).describe())
     if not wait:
         return 0
     try:
-        return _wait_for(delegation.id)
+        ended = _wait_for(delegation.id)
     except KeyboardInterrupt:
         return leave_it_running(delegation.id)
+    if as_json:
+        print_json(describe(ended))
+    return tell_outcome(ended, with_text=not as_json)
 
 
 @click.command("list")
@@ -91,7 +102,7 @@ def show(delegation_id: str, only_history: bool, only_artifacts: bool, as_json: 
     if only_history and only_artifacts:
         raise InvalidArguments("--history and --artifacts: give one of them")
     store = runtime().store
-    delegation = load(store, known_id(store, delegation_id))
+    delegation = load(store, delegation_id)
     handle = DelegationHandle(delegation.id)
     if only_artifacts:
         print_json(handle.artifacts())
@@ -105,19 +116,11 @@ def show(delegation_id: str, only_history: bool, only_artifacts: bool, as_json: 
         print_delegation(make_console(), delegation, history, store.now())
 
 
-def known_id(store: Store, given_id: str) -> str:
-    """The delegation's, where the Celery id of its call is given; whatever else is given comes back as it is."""
-    try:
-        store.load(given_id)
-    except UnknownDelegation:
-        return store.id_of_call(given_id) or given_id.removesuffix(".delegate")  # no index has our own choice of id
-    return given_id
-
-
 def load(store: Store, delegation_id: str, instead: str = "workflow show ID") -> Delegation:
-    """Raises UnknownDelegation; InvalidArguments when the id is a workflow's, naming the command for those."""
+    """By its id or a call's. Raises UnknownDelegation; InvalidArguments when the id is a workflow's, naming the command
+    for those."""
     try:
-        return store.load(delegation_id).delegation
+        return find_delegation(store, delegation_id)
     except UnknownDelegation as error:
         try:
             store.load_workflow(delegation_id)
@@ -160,13 +163,14 @@ def leave_it_running(delegation_id: str) -> int:
     return 130
 
 
-def _wait_for(delegation_id: str) -> int:
+def _wait_for(delegation_id: str) -> Delegation:
+    """It has ended."""
     store = runtime().store
     asked: tuple[int, int] | None = None
     for _ in changes(store, delegation_id.partition(".")[0], None):
         delegation = store.load(delegation_id).delegation
         if delegation.outcome is not None:
-            return tell_outcome(delegation)
+            return delegation
         question = delegation.progress.question
         if question is not None and is_asking(delegation) and asked != (question.number, question.turn):
             asked = (question.number, question.turn)  # refused, a reply leaves the same one open again
@@ -180,11 +184,11 @@ def tell_question(delegation: Delegation, news: str = "") -> None:
     click.echo(f"delegation: {asks}; {news}{how_to_answer(delegation)}", err=True)
 
 
-def tell_outcome(delegation: Delegation) -> int:
+def tell_outcome(delegation: Delegation, *, with_text: bool = True) -> int:
     """Its text on stdout, on stderr why it failed; the exit code."""
     outcome = delegation.outcome
     assert outcome is not None
-    if outcome.text:
+    if outcome.text and with_text:
         click.echo(many_lines(outcome.text))
     code = exit_code_of(delegation)
     if code:

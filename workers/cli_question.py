@@ -10,12 +10,6 @@ from delegation.state import Delegation
 from workers.printable import json_text, many_lines, one_line
 
 
-def is_asking(each: Delegation) -> bool:
-    """Somebody's reply, or authorization, is wanted: it is in the inbox."""
-    is_wanted = each.outcome is None and each.cancel_until is None
-    return is_wanted and each.progress.question is not None and each.waits_for_reply
-
-
 def question_text(each: Delegation) -> str:
     """All its parts in the order sent: texts as they are, data as JSON, files by name, never opened."""
     parts = each.progress.status_parts or ({"text": each.progress.status_text},)

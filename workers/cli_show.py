@@ -16,7 +16,8 @@ from delegation.agent_task import TaskState
 from delegation.endings import receipt
 from delegation.state import Delegation, Phase
 from delegation.workflow import Workflow, WorkflowState
-from workers.cli_question import how_to_answer, is_asking, question_line, question_text, size_text
+from workers.cli_question import how_to_answer, question_line, question_text, size_text
+from workers.descriptions import CANCELLED, away_since, describe_continuation, is_asking
 from workers.printable import json_text, many_lines, one_line
 
 _STYLES = {
@@ -84,9 +85,9 @@ def workflow_table(workflow: Workflow, children: Sequence[Delegation], now: floa
         table.add_row("", "", "", "", "", Text(says, style="yellow", no_wrap=False, overflow="fold"))
     for each in children:
         branch = "└─ " if each is children[-1] else "├─ "
-        label = Text(branch, style="dim") + Text(one_line(each.brief.name, 28) or each.id.rpartition(".")[2])
+        name = Text(branch, style="dim") + Text(label(each, 28))
         watch = each.progress.watch.value if each.progress.watch else ""
-        table.add_row(label, each.agent, watch, state_text(each), time_taken(each, now), _news(each))
+        table.add_row(name, each.agent, watch, state_text(each), time_taken(each, now), _news(each))
     return table
 
 
@@ -117,16 +118,17 @@ def notes_table(notes: Sequence[Mapping[str, Any]]) -> Table:
 
 def continuation_news(workflow: Workflow) -> str:
     """Of a continuation that was published and not seen to run; empty when there is no such."""
-    if workflow.continuation is None or not (workflow.is_poisoned or (workflow.is_publishing and workflow.publishes)):
+    continuation = describe_continuation(workflow)
+    says = {"given up": " and never seen to run", "published": ", not seen to run yet"}
+    if continuation is None or continuation["state"] not in says:
         return ""
-    seen = " and never seen to run" if workflow.is_poisoned else ", not seen to run yet"
-    task = one_line(str(workflow.continuation.get("task")), 100)
-    return f"then: {task}, published {_times(workflow.publishes)}{seen}"
+    task, publishes = one_line(continuation["task"], 100), continuation["publishes"]
+    return f"then: {task}, published {_times(publishes)}{says[continuation['state']]}"
 
 
 def workflow_reason(workflow: Workflow) -> str:
     """Why it failed or was cancelled; empty when it was not, or nobody said."""
-    if workflow.state not in (WorkflowState.FAILED, WorkflowState.CANCELING, WorkflowState.CANCELED):
+    if workflow.state not in CANCELLED:
         return ""
     reason = workflow.result.get("reason") if isinstance(workflow.result, dict) else None
     return one_line(str(reason or workflow.cancel_reason), _TEXT_LIMIT)
@@ -140,7 +142,25 @@ def _workflow_row(workflow: Workflow, children: int, now: float) -> list[Text | 
     name = Text(one_line(workflow.name, 31) or workflow.id, style="bold")
     state = Text(workflow.state.value, style=_STYLES.get(workflow.state.value, ""))
     time = duration(now - workflow.created_at)
-    return [name, "", "", state, time, f"{workflow.unresolved} of {children} unresolved"]
+    left = workflow_time_left(workflow, now)
+    news = f"{workflow.unresolved} of {children} unresolved" + (f", {left} left" if left else "")
+    return [name, "", "", state, time, news]
+
+
+def workflows_table(workflows: Sequence[tuple[Workflow, int]], now: float) -> Table:
+    """Each with the number of its children; ``LEFT`` is the time to the deadline."""
+    table = _table("ID", "STATE", "UNRESOLVED", "AGE", "LEFT", "NAME")
+    for each, children in workflows:
+        unresolved = f"{each.unresolved} of {children}"
+        age, left = duration(now - each.created_at), workflow_time_left(each, now) or "-"
+        table.add_row(each.id, _coloured(each.state.value), unresolved, age, left, Text(one_line(each.name, 80)))
+    return table
+
+
+def workflow_time_left(workflow: Workflow, now: float) -> str:
+    """To its deadline; empty where it has ended, or has none."""
+    is_over = workflow.state.is_ended or workflow.state is WorkflowState.CANCELING
+    return "" if is_over or workflow.deadline_at is None else duration(workflow.deadline_at - now)
 
 
 def agents_table(agents: Sequence[dict[str, Any]]) -> Table:
@@ -181,7 +201,7 @@ def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
         "phase": each.phase.value,
         "watch": progress.watch.value if progress.watch else None,
         "agent task": progress.agent_task_id,
-        "status": _unavailable(each) or ("" if asks else progress.status_text),
+        "status": progress.status_text if outcome else "" if asks else words(each),
         "reason": outcome.reason if outcome else None,
         "time": time_taken(each, now),
         "time left": _time_left(each, now),
@@ -245,19 +265,35 @@ def state_text(each: Delegation) -> Text:
     return _coloured(each.state.value)
 
 
-def plain_line(each: Delegation, news: str) -> str:
+def label(each: Delegation, most: int = 40) -> str:
+    """What a person calls it: its name; one without is told from its siblings by its number."""
+    return one_line(each.brief.name, most) or each.id.rpartition(".")[2]
+
+
+def plain_columns(workflow: Workflow | None, delegations: Sequence[Delegation]) -> tuple[int, int]:
+    """How wide names and agents are in plain lines, so that the columns are aligned."""
+    names = [label(each) for each in delegations] + ([_workflow_label(workflow)] if workflow is not None else [])
+    return max(map(len, names), default=0), max((len(each.agent) for each in delegations), default=1)
+
+
+def plain_line(each: Delegation, news: str, columns: tuple[int, int]) -> str:
     """One change of a delegation, for a log or a pipe."""
     watch = each.progress.watch.value if each.progress.watch else "-"
-    return _plain(one_line(each.brief.name, 40) or each.id, each.agent, watch, each.state.value, news)
+    return _plain(label(each), each.agent, watch, each.state.value, news, columns)
 
 
-def plain_workflow_line(workflow: Workflow) -> str:
-    return _plain(one_line(workflow.name, 40) or workflow.id, "-", "-", workflow.state.value, workflow_reason(workflow))
+def plain_workflow_line(workflow: Workflow, columns: tuple[int, int]) -> str:
+    name, reason = _workflow_label(workflow), workflow_reason(workflow)
+    return _plain(name, "-", "-", workflow.state.value, reason, columns)
 
 
-def _plain(name: str, agent: str, watch: str, state: str, news: str) -> str:
-    at = datetime.now(UTC).strftime("%H:%M:%S")
-    return f"{at}  {name:<16} {agent:<10} {watch:<5} {state:<14} {news}".rstrip()
+def _workflow_label(workflow: Workflow) -> str:
+    return one_line(workflow.name, 40) or "workflow"
+
+
+def _plain(name: str, agent: str, watch: str, state: str, news: str, columns: tuple[int, int]) -> str:
+    at, (names, agents) = datetime.now(UTC).strftime("%H:%M:%S"), columns
+    return f"{at}  {name:<{names}}  {agent:<{agents}}  {watch:<6}  {state:<14}  {news}".rstrip()
 
 
 def time_taken(each: Delegation, now: float) -> str:
@@ -327,11 +363,11 @@ def _time_left(each: Delegation, now: float) -> str:
 
 def _unavailable(each: Delegation) -> str:
     """Since when calls to its agent fail; empty while they do not, or nobody waits for the agent."""
-    progress = each.progress
-    if each.outcome is not None or not progress.failures or is_asking(each):
+    since = away_since(each)
+    if since is None:
         return ""
-    since = datetime.fromtimestamp(progress.failing_since or progress.updated_at, UTC).strftime("%H:%M:%S")
-    return f"agent unavailable since {since}, tried {_times(progress.failures)}"
+    at = datetime.fromtimestamp(since, UTC).strftime("%H:%M:%S")
+    return f"agent unavailable since {at}, tried {_times(each.progress.failures)}"
 
 
 def _coloured(state: str) -> Text:

@@ -13,10 +13,11 @@ import click
 from delegation.errors import InvalidArguments
 from delegation.state import Delegation
 from delegation.store import Store
-from workers.cli_delegations import known_id, leave_it_running, load, read_text, tell_outcome, tell_question
-from workers.cli_question import is_asking, question_text
+from workers.cli_delegations import leave_it_running, load, read_text, tell_outcome, tell_question
+from workers.cli_question import question_text
 from workers.cli_show import exit_code_of, inbox_table, make_console, print_json, print_table
-from workers.handles import DelegationHandle, changes, describe
+from workers.descriptions import describe, is_asking
+from workers.handles import DelegationHandle, changes
 from workers.runtime import runtime
 
 #: Of an inbox that is filtered, all is looked at; it is never this long.
@@ -53,10 +54,17 @@ def inbox(agent: str | None, workflow_id: str | None, limit: int, as_json: bool)
 @click.argument("text", required=False)
 @click.option("--file", type=click.File("rb"), metavar="PATH", help="A file that holds the text; - is stdin.")
 @click.option("--data", default=None, metavar="JSON", help="A JSON value, with or without a text.")
+@click.option("--question", type=int, metavar="NUMBER", help="In answer to this question, or not at all.")
 @click.option("--wait", is_flag=True, help="Wait for the next question, or the outcome, and print its text.")
 @click.option("--json", "as_json", is_flag=True, help="The delegation afterwards, as one object, instead.")
 def reply(
-    delegation_id: str, text: str | None, file: BinaryIO | None, data: str | None, wait: bool, as_json: bool
+    delegation_id: str,
+    text: str | None,
+    file: BinaryIO | None,
+    data: str | None,
+    question: int | None,
+    wait: bool,
+    as_json: bool,
 ) -> int:
     """Answer an agent's question and print the reply's number. TEXT - reads the text from stdin.
 
@@ -64,8 +72,8 @@ def reply(
     Celery id of the delegation's call.
     """
     store = runtime().store
-    before = load(store, known_id(store, delegation_id), "inbox --workflow ID")
-    number = DelegationHandle(before.id).reply(_text_of(text, file), **_data_of(data))
+    before = load(store, delegation_id, "inbox --workflow ID")
+    number = DelegationHandle(before.id).reply(_text_of(text, file), question=question, **_data_of(data))
     if not as_json:
         _tell_kept(before, number)
     try:
@@ -90,7 +98,7 @@ def cancel(delegation_id: str, reason: str, wait: bool, as_json: bool) -> int:
     for the last two. A workflow is cancelled by `delegation workflow cancel`.
     """
     store = runtime().store
-    handle = DelegationHandle(load(store, known_id(store, delegation_id), "workflow cancel ID").id)
+    handle = DelegationHandle(load(store, delegation_id, "workflow cancel ID").id)
     receipt = handle.cancel(reason)
     if wait:
         try:
@@ -98,7 +106,8 @@ def cancel(delegation_id: str, reason: str, wait: bool, as_json: bool) -> int:
         except KeyboardInterrupt:
             return leave_it_running(handle.id)
     if as_json:
-        print_json(handle.describe())
+        after = handle.describe()
+        print_json({**after, "cancel": after["cancel"] or "already ended"})
     else:
         click.echo(receipt or "already ended")
     return 1 if receipt in NOT_CANCELLED else 0

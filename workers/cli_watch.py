@@ -18,8 +18,7 @@ from delegation.state import Delegation, Phase, Watch
 from delegation.store import Store
 from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
-from workers.cli_delegations import known_id
-from workers.cli_question import how_to_answer, is_asking, question_line
+from workers.cli_question import how_to_answer, question_line
 from workers.cli_show import (
     artifact_names,
     cancel_text,
@@ -28,7 +27,9 @@ from workers.cli_show import (
     exit_code_of,
     fitted,
     has_ended,
+    label,
     make_console,
+    plain_columns,
     plain_line,
     plain_workflow_line,
     print_table,
@@ -36,8 +37,9 @@ from workers.cli_show import (
     words,
     workflow_table,
 )
-from workers.handles import Workflow, describe
-from workers.printable import json_text, one_line
+from workers.descriptions import describe, describe_workflow, is_asking
+from workers.finding import find_delegation
+from workers.printable import json_text
 from workers.runtime import runtime
 
 #: A live view counts seconds; so it looks this often when nothing else happens.
@@ -56,6 +58,10 @@ class View:
     workflow: WorkflowRecord | None
     delegations: Sequence[Delegation]
     now: float
+
+    @property
+    def id(self) -> str:
+        return self.delegations[0].id if self.workflow is None else self.workflow.id
 
     @property
     def has_ended(self) -> bool:
@@ -84,13 +90,12 @@ def watch(watched_id: str, as_json: bool) -> int:
     COMPLETED.
     """
     store = runtime().store
-    watched_id = known_id(store, watched_id)
     look = looker(store, watched_id)
     view = look()
-    views = _telling_of_no_join(watch_views(store, watched_id, look))
+    views = _telling_of_no_join(watch_views(store, view.id, look))
     console = make_console()
     if as_json:
-        view = _print_json(watched_id, views)
+        view = _print_json(views)
     elif console.is_terminal:
         view = show_live(console, views)
     else:
@@ -103,8 +108,8 @@ def looker(store: Store, watched_id: str) -> Callable[[], View]:
     try:
         store.load_workflow(watched_id)
     except UnknownWorkflow:
-        store.load(watched_id)
-        return lambda: View(workflow=None, delegations=[store.load(watched_id).delegation], now=store.now())
+        delegation_id = find_delegation(store, watched_id).id
+        return lambda: View(workflow=None, delegations=[store.load(delegation_id).delegation], now=store.now())
     return lambda: _look_at_workflow(store, watched_id)
 
 
@@ -136,15 +141,16 @@ def print_changes(views: Iterator[View]) -> View:
     state: WorkflowState | None = None
     last: View | None = None
     for last in views:
+        columns = plain_columns(last.workflow, last.delegations)
         if last.workflow is not None and last.workflow.state is not state:
             state = last.workflow.state
             if state in _TOLD_STATES:
-                click.echo(plain_workflow_line(last.workflow))
+                click.echo(plain_workflow_line(last.workflow, columns))
         for each in last.delegations:
             before, seen = told.get(each.id), see(each)
             if before != seen:
                 told[each.id] = seen
-                click.echo(plain_line(each, seen.since(before)))
+                click.echo(plain_line(each, seen.since(before), columns))
     assert last is not None
     record = last.workflow
     if record is not None and (record.is_poisoned or record.publishes > 1) and (says := continuation_news(record)):
@@ -203,8 +209,7 @@ def _questions(view: View) -> list[Text]:
     asking.sort(key=lambda each: each.progress.question.asked_at if each.progress.question else 0.0)
     texts = []
     for each in asking[:_MOST_QUESTIONS]:
-        name = one_line(each.brief.name, 40) or each.id
-        asks = f"{name} asks: {question_line(each, _QUESTION_CHARS)}"
+        asks = f"{label(each)} asks: {question_line(each, _QUESTION_CHARS)}"
         texts.append(Text.assemble("\n", (asks, "magenta"), f"\n  {how_to_answer(each)}"))
     if more := len(asking) - len(texts):
         texts.append(Text(f"\n{more} more: delegation inbox", style="dim"))
@@ -222,11 +227,12 @@ def _telling_of_no_join(views: Iterator[View]) -> Iterator[View]:
         yield view
 
 
-def _print_json(watched_id: str, views: Iterator[View]) -> View:
+def _print_json(views: Iterator[View]) -> View:
     told: Any = None
     last: View | None = None
     for last in views:
-        seen = describe(last.delegations[0]) if last.workflow is None else Workflow(watched_id).describe()
+        workflow = last.workflow
+        seen = describe(last.delegations[0]) if workflow is None else describe_workflow(workflow, last.delegations)
         if seen != told:
             click.echo(json_text(seen))
             told = seen

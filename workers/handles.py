@@ -22,30 +22,53 @@ from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
 from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
+from workers.descriptions import describe, describe_workflow, receipt_in
+from workers.finding import find_delegation
 from workers.release import check_continuation, check_on_note, publish_release
 from workers.results import state_of
 from workers.runtime import runtime
-from workers.talk import give_reply, want_cancel
+from workers.talk import check_reason, give_reply, want_cancel
 
 
 class DelegationHandle:
-    """One delegation, by its id."""
+    """One delegation, by its id, or by the Celery id of its ``delegate`` call (``delegate.delay(…).id``)."""
 
     def __init__(self, delegation_id: str) -> None:
-        self.id = delegation_id
+        self._given = delegation_id
+        self._id: str | None = None
 
     def __repr__(self) -> str:
-        return f"DelegationHandle({self.id!r})"
+        return f"DelegationHandle({self._id or self._given!r})"
 
     @classmethod
     def get(cls, delegation_id: str) -> Self:
         """Raises UnknownDelegation."""
-        runtime().store.load(delegation_id)
-        return cls(delegation_id)
+        handle = cls(delegation_id)
+        handle._load()
+        return handle
+
+    @classmethod
+    def of(cls, delegation: Delegation) -> Self:
+        """The handle of a record: its id is known, nothing is asked."""
+        handle = cls(delegation.id)
+        handle._id = delegation.id
+        return handle
+
+    @property
+    def id(self) -> str:
+        """The delegation's own id, whichever the handle was made with. Raises UnknownDelegation."""
+        return self._id or self._load().id
+
+    def _load(self) -> Delegation:
+        """The record as it is. Raises UnknownDelegation."""
+        store = runtime().store
+        delegation = store.load(self._id).delegation if self._id else find_delegation(store, self._given)
+        self._id = delegation.id
+        return delegation
 
     def describe(self) -> dict[str, Any]:
         """The delegation as `delegation show --json` prints it. Raises UnknownDelegation."""
-        return describe(runtime().store.load(self.id).delegation)
+        return describe(self._load())
 
     def history(self) -> list[dict[str, Any]]:
         """Its story, oldest first: ``at cause phase state text``."""
@@ -62,21 +85,21 @@ class DelegationHandle:
         Kept at once, sent when it is our turn, in order, once. Raises UnknownDelegation, DelegationEnded,
         InvalidArguments.
         """
-        return give_reply(self.id, text, **given)
+        return give_reply(self._id or self._given, text, **given)
 
     def cancel(self, reason: str = "") -> str | None:
         """Have it cancelled at the agent, within the cancel deadline; durable when this returns.
 
         Returns the receipt as it is now (see ``describe()["cancel"]``), None for one that ended before anybody wished.
         """
-        want_cancel(carrying_app(), self.id, reason)
-        return receipt(runtime().store.load(self.id).delegation)
+        want_cancel(carrying_app(), self._id or self._given, reason)
+        return receipt(self._load())
 
     def wait(self, timeout: float | timedelta | None = None) -> dict[str, Any]:
         """The outcome, when there is one. Raises TimeoutError, and AgentTaskFailed unless it is COMPLETED."""
         store = runtime().store
         for _ in changes(store, self.id.partition(".")[0], timeout):
-            delegation = store.load(self.id).delegation
+            delegation = self._load()
             if delegation.outcome is not None:
                 break
         else:
@@ -131,7 +154,7 @@ class Workflow:
         delegation, opened = open_delegation(arguments, options={})
         if not opened.existing:
             publish_start(carrying_app(), delegation, family={})
-        return DelegationHandle(delegation.id)
+        return DelegationHandle.of(delegation)
 
     def join(self, then: Signature | None = None) -> str | None:
         """Resume me when every child is resolved; at once when none is unresolved.
@@ -191,12 +214,11 @@ class Workflow:
 
     def receipts(self) -> dict[str, str | None]:
         """Child id → what became of the wish to cancel it: ``pending``, ``cancelled``, ``already ended``, ``refused``
-        (watched on) or ``unreachable`` (CANCELED, unconfirmed); None where nobody wished."""
+        (watched on) or ``unreachable`` (CANCELED, unconfirmed); None where nobody wished, which is nowhere once the
+        workflow is cancelled or failed."""
         store = runtime().store
         record = store.load_workflow(self.id)
-        ended = "already ended" if record.cancel_reason or record.state in _CANCELLED else None
-        children = _children(store, record)
-        return {child.id: receipt(child) or (ended if child.outcome else None) for child in children}
+        return {child.id: receipt_in(record, child) for child in _children(store, record)}
 
     def notes(self) -> list[dict[str, Any]]:
         """What happened to its children since the last call: ends, and new questions, oldest first; each is told once.
@@ -216,6 +238,7 @@ class Workflow:
         return [lost, *told]
 
     def _end(self, state: WorkflowState, result: Any, *, reason: str = "") -> None:
+        check_reason(reason)
         try:
             json.dumps(result)
         except (TypeError, ValueError):
@@ -225,7 +248,7 @@ class Workflow:
     def children(self) -> list[DelegationHandle]:
         """Handles of its children, in the order they were made."""
         store = runtime().store
-        return [DelegationHandle(child.id) for child in _children(store, store.load_workflow(self.id))]
+        return [DelegationHandle.of(child) for child in _children(store, store.load_workflow(self.id))]
 
     def outcomes(self) -> dict[str, dict[str, Any] | None]:
         """Child id → outcome, or None while it is unresolved; in the order they were made."""
@@ -237,60 +260,10 @@ class Workflow:
         """The workflow as `delegation workflow show --json` prints it. Raises UnknownWorkflow."""
         store = runtime().store
         record = store.load_workflow(self.id)
-        return {
-            "id": record.id,
-            "name": record.name,
-            "state": record.state.value,
-            "round": record.round,
-            "unresolved": record.unresolved,
-            "children": [describe(child) for child in _children(store, record)],
-            "created_at": rfc3339(record.created_at),
-            "deadline_at": rfc3339(record.deadline_at),
-            "reason": (record.result or {}).get("reason") if record.state in _CANCELLED else None,
-        }
+        return describe_workflow(record, _children(store, record))
 
 
-_CANCELLED = (WorkflowState.FAILED, WorkflowState.CANCELING, WorkflowState.CANCELED)
 _ENDED = tuple(state for state in WorkflowState if state.is_ended)
-
-
-def describe(delegation: Delegation) -> dict[str, Any]:
-    """The public shape of a delegation; names are stable (docs/command_line.md)."""
-    progress, outcome = delegation.progress, delegation.outcome
-    return {
-        "id": delegation.id,
-        "workflow_id": delegation.workflow_id,
-        "agent": delegation.agent,
-        "phase": delegation.phase.value,
-        "state": delegation.state.value,
-        "watch": progress.watch.value if progress.watch else None,
-        "agent_task_id": progress.agent_task_id,
-        "context_id": progress.context_id,
-        "status_text": progress.status_text,
-        "question": describe_question(delegation),
-        "artifact_names": list(progress.artifact_names),
-        "replies": {"sent": progress.turn, "waiting": max(0, delegation.replies - progress.turn)},
-        "cancel": receipt(delegation),
-        "reason": outcome.reason if outcome else None,
-        "outcome": outcome.to_dict() if outcome else None,
-        "created_at": rfc3339(delegation.created_at),
-        "updated_at": rfc3339(progress.updated_at or delegation.created_at),
-        "deadline_at": rfc3339(delegation.timers.deadline_at),
-    }
-
-
-def describe_question(delegation: Delegation) -> dict[str, Any] | None:
-    """What the agent asks and nobody has answered; None while it asks nothing. ``parts`` are as it sent them."""
-    progress, question = delegation.progress, delegation.progress.question
-    if question is None or not delegation.waits_for_reply or delegation.outcome is not None:
-        return None
-    return {
-        "number": question.number,
-        "state": delegation.state.value,
-        "text": progress.status_text,
-        "parts": list(progress.status_parts),
-        "asked_at": rfc3339(question.asked_at),
-    }
 
 
 def changes(store: Store, root_id: str, timeout: float | timedelta | None) -> Iterator[str | None]:

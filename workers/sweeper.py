@@ -126,6 +126,9 @@ class Sweep:
             return
         self._tidy_at = time.monotonic() + TIDY_EVERY_S
         self._store.trim_roots()
+        freed = self._store.free_dead_follows()
+        if freed:
+            log.warning("delegation.follower_gone", delegations=freed)
         for workflow_id in self._store.some_workflows(WORKFLOWS_CHECKED):
             workflow = self._store.load_workflow(workflow_id)
             if workflow.state.is_ended or workflow.children > MOST_CHILDREN_CHECKED:

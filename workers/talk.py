@@ -11,10 +11,11 @@ from celery.local import Proxy
 
 from delegation.errors import InvalidArguments
 from delegation.opening import GOAL_LIMIT
-from delegation.state import Phase
+from delegation.state import Delegation, Phase
 from delegation.store_talk import CancelVerdict
 from workers.canvas import publish_step
 from workers.carrier import carrying_app
+from workers.finding import find_delegation
 from workers.runtime import runtime
 
 REASON_LIMIT = 500
@@ -29,32 +30,56 @@ def give_reply(
     data: Any = NOTHING,
     metadata: Mapping[str, Any] | None = None,
     key: str | None = None,
+    question: int | None = None,
 ) -> int:
     """Answer an agent's question with a text, a JSON value, or both; returns the reply's number, counted from 1.
 
+    The delegation is named by its id or by the Celery id of its ``delegate`` call.
+
     It is kept at once and sent when the agent waits for it, after any earlier one. The same reply to the same question
-    again is not sent twice, nor one with the same ``key``. Raises UnknownDelegation, DelegationEnded, InvalidArguments,
-    StoreUnavailable.
+    again is not sent twice, nor one with the same ``key``. With ``question``, a number as ``describe()`` shows it, it
+    answers that question or is not sent. Raises UnknownDelegation, DelegationEnded, InvalidArguments, StoreUnavailable.
     """
     reply, app = _checked(text, data, metadata), carrying_app()
     store = runtime().store
-    delegation = store.load(delegation_id).delegation
+    delegation = find_delegation(store, delegation_id)
+    if question is not None:
+        _check_is_open(delegation, question)
+        reply["question"] = question
     number, is_new = store.give_reply(delegation, reply, key=key)
     if is_new and delegation.phase is Phase.WATCHING:
-        publish_step(app, "delegation.send_reply", delegation_id, task_id=f"{delegation_id}.reply.{number}")
+        publish_step(app, "delegation.send_reply", delegation.id, task_id=f"{delegation.id}.reply.{number}")
     return number
 
 
 def want_cancel(app: Celery, delegation_id: str, reason: str = "") -> CancelVerdict:
     """Have a delegation cancelled: durable when this returns. Raises UnknownDelegation, InvalidArguments."""
-    if len(reason) > REASON_LIMIT:
-        raise InvalidArguments(f"reason: a string of 0 to {REASON_LIMIT} characters")
+    check_reason(reason)
     store = runtime().store
-    delegation = store.load(delegation_id).delegation
+    delegation = find_delegation(store, delegation_id)
     verdict = store.want_cancel(delegation, reason)
     if verdict is CancelVerdict.WANTED:
-        publish_step(app, "delegation.cancel", delegation_id, task_id=f"{delegation_id}.cancel.{delegation.version}")
+        publish_step(app, "delegation.cancel", delegation.id, task_id=f"{delegation.id}.cancel.{delegation.version}")
     return verdict
+
+
+def check_reason(reason: str) -> None:
+    """Raises InvalidArguments."""
+    if len(reason) > REASON_LIMIT or not _is_unicode(reason):
+        raise InvalidArguments(f"reason: a string of 0 to {REASON_LIMIT} characters")
+
+
+def _is_unicode(text: str) -> bool:
+    """Lone surrogates are no text: they cannot be sent."""
+    return text.encode("utf-8", "replace").decode() == text
+
+
+def _check_is_open(delegation: Delegation, number: int) -> None:
+    """Raises InvalidArguments."""
+    asked = delegation.progress.question
+    if asked is None or asked.number != number or not delegation.state.is_interrupted:
+        open_ = f"question {asked.number} is" if asked and delegation.state.is_interrupted else "none is"
+        raise InvalidArguments(f"question: {number} is not open; {open_}")
 
 
 @shared_task(bind=True, name="delegation.reply", ignore_result=False, max_retries=0, acks_late=True)
@@ -86,6 +111,8 @@ def _checked(text: object, data: Any, metadata: Mapping[str, Any] | None) -> dic
         size = len(json.dumps(kept, allow_nan=False, ensure_ascii=False))
     except (TypeError, ValueError, RecursionError):
         raise InvalidArguments("reply: data and metadata must be plain JSON") from None
+    if not _is_unicode(json.dumps(kept, ensure_ascii=False)):
+        raise InvalidArguments("reply: holds half a character (a lone surrogate), which cannot be sent")
     if size > GOAL_LIMIT:
         raise InvalidArguments(f"reply: larger than {GOAL_LIMIT} characters")
     return kept

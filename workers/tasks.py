@@ -31,7 +31,7 @@ from workers.canvas import (
 from workers.events import announce_parked, announce_resumed
 from workers.release import publish_notes, publish_release
 from workers.runtime import runtime
-from workers.talk import want_cancel
+from workers.talk import REASON_LIMIT, want_cancel
 
 log = structlog.get_logger("delegation")
 
@@ -179,7 +179,7 @@ def cancel_children(self: Task[Any, Any], workflow_id: str) -> None:
     reason = store.load_workflow(workflow_id).cancel_reason
     for child in store.unresolved_children(workflow_id):
         with contextlib.suppress(UnknownDelegation):
-            want_cancel(self.app, child, reason)
+            want_cancel(self.app, child, reason[:REASON_LIMIT])
         failpoint("cancel_children.middle")
     store.drop_timer(workflow_id, "cancel_at")
 

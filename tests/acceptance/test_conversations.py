@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,12 @@ from uuid import uuid4
 import pytest
 
 from delegation.agent_task import TaskState
-from delegation.errors import DelegationEnded
+from delegation.errors import DelegationEnded, UnknownDelegation
 from delegation.state import Delegation, Outcome
 from tests.support.invariants import check_at_rest
 from tests.support.processes import ScriptedAgent, wait_until
 from tests.support.survival import SHORT_LEASE, Scene, asks, ends_after, text_of
+from workers import DelegationHandle, delegate, reply
 
 AGENTS: dict[str, dict[str, Any]] = {
     "a": {},
@@ -448,3 +450,64 @@ def test_a_conversation_that_goes_in_circles_is_ended(scene: Scene) -> None:
     assert (outcome.state, outcome.reason) == (TaskState.FAILED, "conversation.repeats")
     assert len(scene.replies_sent(delegation_id)) == SAME_TURNS
     assert [call["task_id"] for call in scene.calls("CancelTask")] == [task_id]
+
+
+# ---------------------------------------------------------------- Celery ids
+
+
+def test_a_celery_id_is_as_good_as_a_delegations(scene: Scene) -> None:
+    """What `delegate.delay` returns names the delegation everywhere: handles, replies, the `reply` task."""
+    asks_again = {"states": [["WORKING", 0], ["INPUT_REQUIRED", 0.05, "Which year?"]]}
+    goal = asks("Which month?", turns=[asks_again, ends_after(0.05)])
+    call = delegate.delay(agent="a", goal=text_of(goal))
+    handle = DelegationHandle.get(call.id)
+    assert call.id != handle.id
+    scene.wait_for_question(handle.id)
+    assert DelegationHandle(call.id).reply("May") == 1
+    scene.wait_for(handle.id, lambda it: it.waits_for_reply and it.progress.turn == 1, what="second question")
+    reply.s(delegation_id=call.id).apply_async(("2027",)).get(timeout=30)
+    ended = DelegationHandle(call.id).wait(30)
+    assert (ended["delegation_id"], ended["state"]) == (handle.id, "COMPLETED")
+    again = DelegationHandle(call.id)
+    assert (again.describe()["id"], again.id) == (handle.id, handle.id)
+    assert again.history()[0]["cause"] == "opened"
+    assert DelegationHandle(call.id).cancel() is None
+    check_at_rest(scene)
+
+
+def test_a_links_celery_id_names_its_delegation(scene: Scene) -> None:
+    """In a chain the id of the link's result does, once the link has run."""
+    chain = delegate.s(agent="a", goal=DONE) | delegate.s(
+        agent="a", goal=text_of(asks("Which month?", turns=[ends_after(0.05)]))
+    )
+    result = chain.apply_async()
+
+    def second() -> DelegationHandle | None:
+        with contextlib.suppress(UnknownDelegation):
+            return DelegationHandle.get(result.id)
+        return None
+
+    handle = wait_until(second, 30, what="second link")
+    scene.wait_for_question(handle.id)
+    assert DelegationHandle(result.id).reply("May") == 1
+    assert result.get(timeout=30)["delegation_id"] == handle.id
+    assert DelegationHandle(result.parent.id).describe()["state"] == "COMPLETED"
+    check_at_rest(scene)
+
+
+def test_an_unknown_id_is_told_what_is_accepted(scene: Scene) -> None:
+    """One line for every method, with the id that was given."""
+    handle = DelegationHandle("nobody")
+    for ask in (
+        handle.describe,
+        handle.history,
+        handle.artifacts,
+        handle.cancel,
+        handle.wait,
+        lambda: handle.reply("x"),
+    ):
+        with pytest.raises(UnknownDelegation) as refused:
+            ask()
+        assert str(refused.value) == (
+            "unknown delegation nobody: give a delegation's id, or the Celery id of its `delegate` call"
+        )

@@ -79,6 +79,8 @@ def test_a_joined_workflow_is_resumed_once_after_its_last_child(store: Store, wi
     assert [child.describe()["state"] for child in children] == ["COMPLETED"] * 3
     wait_until_nothing_is_due(store, workflow)
     assert len(witness.saw("resumed")) == 1
+    seen = workflow.describe()["continuation"]
+    assert (seen["task"], seen["state"]) == ("shop.keep_call", "seen")
 
 
 def test_a_join_without_children_fires_at_once(witness: Witness) -> None:
@@ -283,7 +285,7 @@ def test_a_description_shows_the_workflow_and_its_children() -> None:
         child.wait(WAIT_S)
     seen = workflow.describe()
     names = ["id", "name", "state", "round", "unresolved", "children", "created_at", "deadline_at", "reason"]
-    assert list(seen) == names
+    assert list(seen) == [*names, "result", "continuation"]
     assert (seen["name"], seen["state"], seen["round"], seen["unresolved"]) == ("trip to Rome", "OPEN", 0, 0)
     assert [child["id"] for child in seen["children"]] == [f"{workflow.id}.1", f"{workflow.id}.2"]
     assert {id: outcome["text"] for id, outcome in workflow.outcomes().items()} == {

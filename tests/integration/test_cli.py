@@ -15,30 +15,48 @@ from typing import Any
 import pytest
 
 from delegation.state import WorkflowId
+from delegation.store import Store
 from tests.support.child import ROOT, ChildProcess, child_environment
-from tests.support.processes import Deployment, ScriptedAgent, free_port
+from tests.support.processes import Deployment, ScriptedAgent, free_port, wait_until
 
 DELEGATION_NAMES = [
     "id",
     "workflow_id",
     "agent",
+    "name",
+    "goal",
     "phase",
     "state",
     "watch",
     "agent_task_id",
     "context_id",
     "status_text",
+    "unavailable",
     "question",
     "artifact_names",
     "replies",
     "cancel",
+    "cancel_reason",
     "reason",
     "outcome",
     "created_at",
     "updated_at",
     "deadline_at",
 ]
-WORKFLOW_NAMES = ["id", "name", "state", "round", "unresolved", "children", "created_at", "deadline_at", "reason"]
+WORKFLOW_NAMES = [
+    "id",
+    "name",
+    "state",
+    "round",
+    "unresolved",
+    "children",
+    "created_at",
+    "deadline_at",
+    "reason",
+    "result",
+    "continuation",
+]
+LISTED_WORKFLOW_NAMES = ["id", "name", "state", "unresolved", "child_count", "created_at", "deadline_at"]
 OUTCOME_NAMES = [
     "delegation_id",
     "agent",
@@ -66,6 +84,14 @@ Said = subprocess.CompletedProcess[str]
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("cli")
     with Deployment(directory, agents={"flights": ScriptedAgent(directory, name="flights")}) as it:
+        yield it
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Redis alone: what is kept stays as it was kept."""
+    agents = {"flights": "http://127.0.0.1:9", "much-longer-name": "http://127.0.0.1:9"}
+    with Deployment(tmp_path_factory.mktemp("idle"), agents=agents, web=False, workers=0) as it:
         yield it
 
 
@@ -107,6 +133,8 @@ def test_delegate_prints_the_id_alone_and_show_has_the_public_shape(deployment: 
     shown = as_json(deployment.command("show", delegation_id, "--json"))
     assert list(shown) == DELEGATION_NAMES
     assert shown["outcome"] is None
+    assert (shown["name"], shown["goal"]) == ("trip", NEVER)
+    assert (shown["unavailable"], shown["cancel_reason"]) == (None, None)
     assert all(RFC_3339.fullmatch(shown[name]) for name in ("created_at", "updated_at", "deadline_at"))
 
 
@@ -120,6 +148,18 @@ def test_waiting_prints_the_id_and_then_the_text(deployment: Deployment) -> None
     assert list(shown["outcome"]) == OUTCOME_NAMES
     assert shown["outcome"]["text"] == "sunny"
     assert "sunny" in deployment.command("show", delegation_id).stdout
+
+
+def test_delegating_prints_the_delegation_as_json(deployment: Deployment) -> None:
+    """`--json` is one object instead of the id; with `--wait` as it ended, its text nowhere else; the codes stay."""
+    opened = as_json(deployment.command("delegate", "flights", NEVER, "--json"))
+    assert list(opened) == DELEGATION_NAMES
+    ended = as_json(deployment.command("delegate", "flights", DONE, "--wait", "--json"))
+    assert (list(ended), ended["outcome"]["text"]) == (DELEGATION_NAMES, "sunny")
+    failed = deployment.command("delegate", "flights", FAILED, "--wait", "--json")
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout)["state"] == "FAILED"
+    assert "ended FAILED" in failed.stderr
 
 
 def test_waiting_for_a_failure_ends_with_one(deployment: Deployment) -> None:
@@ -202,9 +242,11 @@ def test_a_workflow_is_refused_its_end_while_a_child_is_unresolved(deployment: D
     assert deployment.command("workflow", "join", workflow, "--then", "some.task", "--queue", "some").returncode == 0
     again = deployment.command("workflow", "join", workflow)
     assert_one_line(again.stderr, again.returncode, 2)
+    assert f"to run some.task then; `delegation watch {workflow}` follows it" in again.stderr
     shown = as_json(deployment.command("workflow", "show", workflow, "--json"))
     assert list(shown) == WORKFLOW_NAMES
     assert (shown["state"], shown["unresolved"]) == ("JOINING", 1)
+    assert shown["continuation"] == {"task": "some.task", "publishes": 0, "state": "waiting"}
     assert list(shown["children"][0]) == DELEGATION_NAMES
     hint = deployment.command("show", workflow)
     assert "delegation workflow show" in hint.stderr
@@ -220,7 +262,125 @@ def test_join_without_a_task_waits_for_the_children(deployment: Deployment) -> N
     assert re.search(r"COMPLETED .*sunny", joined.stdout)
     assert re.search(r"FAILED .*no seats", joined.stdout)
     assert deployment.command("workflow", "complete", workflow, "--result", '{"ok": true}').returncode == 0
-    assert as_json(deployment.command("workflow", "show", workflow, "--json"))["state"] == "COMPLETED"
+    shown = as_json(deployment.command("workflow", "show", workflow, "--json"))
+    assert (shown["state"], shown["result"], shown["continuation"]) == ("COMPLETED", {"ok": True}, None)
+
+
+def test_several_may_wait_for_one_join(deployment: Deployment, tmp_path: Path) -> None:
+    """A second plain `workflow join` waits with the first; Ctrl-C ends its waiting, says how to go on, and undoes
+    nothing."""
+    workflow = printed_id(deployment.command("workflow", "open"))
+    child = printed_id(deployment.command("delegate", "flights", NEVER, "--workflow", workflow))
+    join = [sys.executable, "-m", "workers.cli", "workflow", "join", workflow]
+    store = deployment.store()
+    with (
+        ChildProcess(join, log=tmp_path / "first.log", env=deployment.env) as first,
+        ChildProcess(join, log=tmp_path / "second.log", env=deployment.env) as second,
+    ):
+        first.start()
+        wait_until(lambda: store.load_workflow(workflow).state == "JOINING", 30, what="join")
+        second.start()
+        wait_until(lambda: listeners(store, workflow) == 2, 30, what="two that wait")
+        refused = deployment.command("workflow", "join", workflow, "--then", "some.task")
+        assert_one_line(refused.stderr, refused.returncode, 2)
+        assert f"`delegation watch {workflow}` follows it" in refused.stderr
+        second.send(signal.SIGINT)
+        assert second.wait() == 130
+        assert second.output() == f"delegation: still running; delegation watch {workflow}\n"
+        assert deployment.command("cancel", child).returncode == 0
+        assert first.wait() == 0
+        assert "RELEASED" in first.output()
+
+
+def listeners(store: Store, root_id: str) -> int:
+    """How many wait for a change below that root."""
+    ((_, count),) = store.client.pubsub_numsub(store.key("roots", root_id))
+    return int(count)
+
+
+def test_workflows_are_listed(idle: Deployment) -> None:
+    """Newest first, those without children included; ended ones are left out by `--open`; one array as JSON."""
+    empty = printed_id(idle.command("workflow", "open", "--name", "empty", "--deadline", "PT3H"))
+    workflow = printed_id(idle.command("workflow", "open", "--name", "trip"))
+    child = printed_id(idle.command("delegate", "flights", "x", "--workflow", workflow))
+    ended = printed_id(idle.command("workflow", "open"))
+    assert idle.command("workflow", "complete", ended).returncode == 0
+    lines = idle.command("workflow", "list").stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == [ended, workflow, empty]
+    assert re.fullmatch(rf"{workflow} +OPEN +1 of 1 +[\d.]+ s +\d+ d +trip", lines[2])
+    assert re.fullmatch(rf"{empty} +OPEN +0 of 0 +[\d.]+ (s|min) +3 h +empty", lines[3])
+    listed = as_json(idle.command("workflow", "list", "--open", "--limit", "1", "--json"))
+    assert [list(each) for each in listed] == [LISTED_WORKFLOW_NAMES]
+    assert (listed[0]["id"], listed[0]["unresolved"], listed[0]["child_count"]) == (workflow, 1, 1)
+    assert re.search(
+        r"OPEN .*0 of 0 unresolved, 3 h left$", idle.command("workflow", "show", empty).stdout, re.MULTILINE
+    )
+    unknown = idle.command("workflow", "show", "nobody")
+    assert_one_line(unknown.stderr, unknown.returncode, 2)
+    assert "`delegation workflow list`" in unknown.stderr
+    assert "waiting for a worker" in idle.command("show", child).stdout
+
+
+@pytest.mark.parametrize("name", ["show", "join", "complete", "cancel", "fail", "notes"])
+def test_a_delegations_id_is_no_workflows(idle: Deployment, name: str) -> None:
+    """Every workflow command says so, and names the command for delegations."""
+    workflow = printed_id(idle.command("workflow", "open"))
+    child = printed_id(idle.command("delegate", "flights", "x", "--workflow", workflow))
+    said = idle.command("workflow", name, child)
+    assert_one_line(said.stderr, said.returncode, 2)
+    assert f"{child} is a delegation, not a workflow; use `delegation " in said.stderr
+    assert child in said.stderr.partition("use `")[2]
+
+
+def test_a_cancelled_workflows_receipts_are_pending_at_once(idle: Deployment) -> None:
+    """Before any worker has told a child: in the table, in JSON, and of one that fails as well."""
+    for end in ("cancel", "fail"):
+        workflow = printed_id(idle.command("workflow", "open"))
+        child = printed_id(idle.command("delegate", "flights", "x", "--workflow", workflow))
+        said = idle.command("workflow", end, workflow, "--reason", "plans changed")
+        assert said.returncode == 0, said.stderr
+        assert end == "fail" or re.search(rf"^{re.escape(child)} .* pending$", said.stdout, re.MULTILINE)
+        (shown,) = as_json(idle.command("workflow", "show", workflow, "--json"))["children"]
+        assert (shown["outcome"], shown["cancel"]) == (None, "pending")
+
+
+def test_a_task_that_the_app_does_not_know_is_warned_of(idle: Deployment) -> None:
+    """One line on stderr with the nearest known name; done all the same, another app may have it."""
+    opened = idle.command("workflow", "open", "--on-note", "delegation.delegat")
+    workflow = printed_id(opened)
+    assert_one_line(opened.stderr, opened.returncode, 0)
+    assert "--on-note: the app 'delegation' knows no task 'delegation.delegat'" in opened.stderr
+    assert "did you mean 'delegation.delegate'?" in opened.stderr
+    printed_id(idle.command("delegate", "flights", "x", "--workflow", workflow))
+    joined = idle.command("workflow", "join", workflow, "--then", "no.such.task")
+    assert_one_line(joined.stderr, joined.returncode, 0)
+    assert idle.store().load_workflow(workflow).state == "JOINING"
+    known = printed_id(idle.command("workflow", "open"))
+    joined = idle.command("workflow", "join", known, "--then", "celery.accumulate")
+    assert (joined.returncode, joined.stderr) == (0, "")
+
+
+def test_an_unknown_command_suggests_the_nearest(idle: Deployment) -> None:
+    """At the top and below `workflow`."""
+    for arguments, near in ((("lst",), "list"), (("workflow", "opne"), "open")):
+        said = idle.command(*arguments)
+        assert_one_line(said.stderr, said.returncode, 2)
+        assert f"no such command '{arguments[-1]}'; did you mean '{near}'?" in said.stderr
+
+
+def test_watching_in_a_pipe_has_aligned_columns(idle: Deployment, tmp_path: Path) -> None:
+    """Every column begins below the one before, whatever names are long; a child without a name has its number."""
+    workflow = printed_id(idle.command("workflow", "open"))
+    for agent, name in (("flights", ""), ("much-longer-name", "seats at the window")):
+        printed_id(idle.command("delegate", agent, "x", "--workflow", workflow, "--name", name))
+    watch = [sys.executable, "-m", "workers.cli", "watch", workflow]
+    with ChildProcess(watch, log=tmp_path / "watch.log", env=idle.env) as child:
+        child.start()
+        child.wait_for_output("much-longer-name .*\n")
+        lines = child.output().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  1 +flights +- +SUBMITTED +waiting for a worker", lines[0])
+    assert len({line.index("SUBMITTED") for line in lines}) == 1
+    assert lines[0].index("flights") == lines[1].index("much-longer-name")
 
 
 def test_lists_are_one_array(deployment: Deployment) -> None:
@@ -280,7 +440,7 @@ def test_watching_what_nobody_joined_says_so(deployment: Deployment, tmp_path: P
 
 
 def test_a_continuation_that_never_runs_is_shown(tmp_path: Path) -> None:
-    """`workflow show` tells how often it was published; given up, `watch` and `doctor` tell it as well."""
+    """`workflow show` tells how often it was published; given up, `watch` and `doctor` tell it as well; JSON too."""
     with Deployment(tmp_path, agents={}, web=False, workers=0) as it:
         store = it.store()
         workflow = printed_id(it.command("workflow", "open", "--name", "trip"))
@@ -290,7 +450,11 @@ def test_a_continuation_that_never_runs_is_shown(tmp_path: Path) -> None:
         assert release_id is not None
         said = it.command("workflow", "show", workflow).stdout
         assert re.search(r"then: no\.task, published once, not seen to run yet$", said, re.MULTILINE)
+        published = {"task": "no.task", "publishes": 1, "state": "published"}
+        assert as_json(it.command("workflow", "show", workflow, "--json"))["continuation"] == published
         store.continuation_poisoned(workflow, release_id)
+        given_up = {**published, "state": "given up"}
+        assert as_json(it.command("workflow", "show", workflow, "--json"))["continuation"] == given_up
         for command_line in (("workflow", "show"), ("watch",)):
             said = it.command(*command_line, workflow).stdout
             assert re.search(r"then: no\.task, published once and never seen to run$", said, re.MULTILINE)
@@ -371,10 +535,13 @@ def test_an_agent_that_is_away_is_named_as_the_cause(tmp_path: Path) -> None:
             child.wait_for_output("agent unavailable since")
         assert away.search(it.command("list").stdout)
         assert away.search(it.command("show", delegation_id).stdout)
+        unavailable = as_json(it.command("show", delegation_id, "--json"))["unavailable"]
+        assert RFC_3339.fullmatch(unavailable["since"])
+        assert unavailable["tries"] >= 1
 
 
 def test_a_reader_that_goes_away_is_no_error_to_tell(deployment: Deployment) -> None:
-    """A broken pipe ends the command without a word."""
+    """A broken pipe ends the command without a word, and with the code that shells give SIGPIPE."""
     printed_id(deployment.command("delegate", "flights", DONE))
     read, write = os.pipe()
     os.close(read)
@@ -388,7 +555,7 @@ def test_a_reader_that_goes_away_is_no_error_to_tell(deployment: Deployment) -> 
             timeout=60,
             check=False,
         )
-    assert said.stderr == b""
+    assert (said.returncode, said.stderr) == (141, b"")
 
 
 def test_an_agents_text_cannot_steer_the_terminal(deployment: Deployment) -> None:

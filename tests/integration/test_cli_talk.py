@@ -366,6 +366,7 @@ def test_cancel_prints_its_receipt(deployment: Deployment, store: Store) -> None
     assert re.search(r" cancel +WATCHING +WORKING +wanted: no longer needed$", shown, re.MULTILINE)
     after = as_json(deployment.command("cancel", delegation_id, "--json"))
     assert (after["state"], after["cancel"]) == ("CANCELED", "cancelled")
+    assert after["cancel_reason"] == "no longer needed"
 
 
 def test_what_had_ended_is_not_cancelled(deployment: Deployment, store: Store) -> None:
@@ -375,6 +376,7 @@ def test_what_had_ended_is_not_cancelled(deployment: Deployment, store: Store) -
     for arguments in ((), ("--wait",)):
         said = deployment.command("cancel", delegation_id, *arguments)
         assert (said.returncode, said.stdout) == (0, "already ended\n"), said.stderr
+        assert as_json(deployment.command("cancel", delegation_id, "--json", *arguments))["cancel"] == "already ended"
     assert as_json(deployment.command("show", delegation_id, "--json"))["state"] == "COMPLETED"
 
 

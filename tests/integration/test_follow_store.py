@@ -316,3 +316,34 @@ def test_without_redis_every_call_says_so() -> None:
         with pytest.raises(StoreUnavailable):
             call()
     store.close()
+
+
+def test_streams_that_tell_nothing_do_not_put_the_regular_look_off_for_ever(records: Records) -> None:
+    """Each new subscription counts from the last look, not from itself."""
+    watched = records.start()
+    want(records, watched.id)
+    claim(records, A)
+    now, record = records.store.now(), records.key("d", watched.id)
+    records.client.hset(record, mapping={"fetched_at": f"{now - 50:.3f}", "poll_at": f"{now + 5:.3f}"})
+    for _ in range(3):
+        records.store.tell_follow(watched.id, A, FollowEvent.SUBSCRIBED, next_look_s=60.0)
+    look_at = records.load(watched.id).timers.poll_at
+    assert look_at is not None
+    assert look_at <= now - 50 + 60 + 1
+
+
+def test_what_a_dead_follower_held_is_polled_again_when_nobody_takes_it_over(records: Records) -> None:
+    """The janitor gives back leases that ran out; a living follower's stay."""
+    dead, alive = records.start(), records.start()
+    want(records, dead.id, alive.id)
+    claim(records, A)
+    for each in (dead, alive):
+        records.store.tell_follow(each.id, A, FollowEvent.SUBSCRIBED, next_look_s=5000.0)
+    expire_lease(records, dead.id)
+    assert records.store.free_dead_follows() == 1
+    assert [records.load(each.id).followed for each in (dead, alive)] == [False, True]
+    due_in = records.due_in(dead.id)
+    assert due_in is not None
+    assert due_in <= CALM.hint_patience_s
+    assert set(owners(records)) == {alive.id}
+    assert records.store.free_dead_follows() == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from delegation import decide, endings
+from delegation import endings, turns
 from delegation.agent_task import TaskState
 from delegation.decide import transition
 from delegation.due import Step
@@ -145,7 +145,7 @@ def test_the_same_words_after_a_refusal_are_another_reply(records: Records) -> N
     asked = records.ask(records.start())
     (asked_at,) = [score for _, score in records.client.zrange(records.key("inbox"), 0, -1, withscores=True)]
     give(records, asked.id)
-    refused = records.write(records.send_reply(records.load(asked.id)), decide.reply_refused, AgentRefused("no"))
+    refused = records.write(records.send_reply(records.load(asked.id)), turns.reply_refused, AgentRefused("no"))
     assert refused.waits_for_reply
     assert records.client.zscore(records.key("inbox"), asked.id) == asked_at
     assert give(records, asked.id) == (2, True)
@@ -262,7 +262,7 @@ def test_a_reply_nobody_could_deliver_keeps_it_out_of_the_inbox(records: Records
     """It still waits to be sent; nobody has to answer again."""
     asked = records.ask(records.start())
     give(records, asked.id)
-    for decided, error in ((decide.reply_not_sent, AgentUnreachable("")), (decide.reply_unclear, CallAmbiguous(""))):
+    for decided, error in ((turns.reply_not_sent, AgentUnreachable("")), (turns.reply_unclear, CallAmbiguous(""))):
         after = records.write(records.send_reply(records.load(asked.id)), decided, error)
         assert records.store.inbox() == []
         assert after.timers.reply_at == after.timers.poll_at

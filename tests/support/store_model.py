@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant
 
-from delegation import decide
+from delegation import turns
 from delegation.agent_task import TaskState
 from delegation.errors import (
     StaleWrite,
@@ -58,6 +58,7 @@ class Known:
     ended: TaskState | None = None
     released: bool = False
     holder: Delegation | None = None  #: who has the lease and a call slot
+    is_outlived: bool = False  #: it expired while a call was under way, which kept both
     replies: dict[str, int] = field(default_factory=dict)  #: key of each reply -> its number
 
 
@@ -88,7 +89,7 @@ class StoreModel(RuleBasedStateMachine):
             return self.store.begin(before, before)
         if before.phase is not Phase.WATCHING:
             return self.records.intend(before, data.draw(st.sampled_from(Watch)))
-        if decide.may_send_reply(before) and data.draw(st.booleans()):
+        if turns.may_send_reply(before) and data.draw(st.booleans()):
             return self.records.begin_reply(before)
         return self.records.fetch(before)
 
@@ -162,6 +163,7 @@ class StoreModel(RuleBasedStateMachine):
         settlement = settle()
         assert settlement.settled
         assert settlement.was_parked == known.parked
+        known.is_outlived = not fenced and known.holder is not None
         known.ended, known.holder = state, None
         self.tells(known)
         is_last = bool(known.workflow) and not self.unresolved()

@@ -303,7 +303,8 @@ def ended(state: TaskState, reason: Reason | None = None, **changes: Any) -> Del
         (ended(TaskState.CANCELED, cancel_until=NOW), "cancelled"),
         (ended(TaskState.CANCELED, Reason.CANCEL_UNCONFIRMED, cancel_until=NOW), "unreachable"),
         (ended(TaskState.COMPLETED, cancel_until=NOW), "already ended"),
-        (ended(TaskState.FAILED, Reason.DEADLINE_EXCEEDED, cancel_until=NOW), "already ended"),
+        (ended(TaskState.FAILED, cancel_until=NOW), "already ended"),
+        (ended(TaskState.FAILED, Reason.DEADLINE_EXCEEDED, cancel_until=NOW), "unreachable"),
     ],
 )
 def test_what_became_of_a_wish_to_cancel(delegation: Delegation, says: str | None) -> None:
@@ -332,3 +333,14 @@ def test_what_is_left_at_the_agent_depends_on_what_may_be_there() -> None:
     for delegation, cleans in ((unsent, False), (unknown, True), (pushed, True), (a_delegation(), False)):
         change = fail(delegation, Reason.POISONED, "", cause=Cause.SWEEP, moment=at())
         assert (change.after.timers.cleanup_at is not None) is cleans
+
+
+@pytest.mark.parametrize("watch", [Watch.OFF, Watch.PUSH, Watch.POLL])
+def test_an_accepted_cancel_is_looked_at_until_its_deadline_with_any_watch(watch: Watch) -> None:
+    """``off`` and pushes leave an agent alone; not one that is about to confirm."""
+    asked = wished(progress={"watch": watch})
+    question = a_task(TaskState.INPUT_REQUIRED, status_text="?")
+    accepted = cancel_accepted(transition(asked, question, cause=Cause.CANCEL, moment=at()), at())
+    again = transition(accepted.after, question, cause=Cause.POLL, moment=at(NOW + 2)).after
+    assert again.timers.poll_at is not None
+    assert again.timers.poll_at < NOW + 10

@@ -67,6 +67,8 @@ def should_be_new(again: Again) -> bool:
     same_time, same_id = again.times[0] == again.times[1], again.ids[0] == again.ids[1]
     if not again.same_state:
         return True
+    if not again.has_replied and both_ids and same_id:  # the agent itself says that it is the same message
+        return False
     if not again.has_replied and not again.has_moved:  # it is only shown once more
         return not (again.same_words or (both_times and same_time))
     if not again.same_words:

@@ -596,7 +596,7 @@ def test_the_compose_file_configures_what_settings_accept(monkeypatch: pytest.Mo
     """Its variables load, its Redis keeps what it is told, and its processes are those of the Procfile."""
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
     services = compose["services"]
-    assert set(services) == {"redis", "web", "worker", "follower", "flower", "sample-agent"}
+    assert set(services) == {"redis", "web", "worker", "ends", "follower", "flower", "sample-agent"}
     ((kept, passed),) = [(line["source"], line["target"]) for line in services["redis"]["configs"]]
     assert services["redis"]["command"] == f"redis-server {passed}"
     assert "PASSWORD" not in str([service.get("command") for service in services.values()])

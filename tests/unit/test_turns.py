@@ -22,11 +22,14 @@ from delegation.errors import (
 from delegation.questions import begin_turn
 from delegation.state import Cause, Change, Delegation, Phase, Watch
 from delegation.turns import (
-    is_delivered,
+    Fate,
+    fate_of_reply,
     may_send_reply,
     nothing_to_send,
     reply_not_found,
     reply_not_sent,
+    reply_out_of_date,
+    reply_overtaken,
     reply_refused,
     reply_to_unknown,
     reply_unclear,
@@ -210,23 +213,65 @@ def test_an_agent_that_does_not_know_its_task_is_asked_again_later(is_unclear: b
 
 
 @pytest.mark.parametrize(
-    ("task", "arrived"),
+    ("task", "fate"),
     [
-        (a_question(history_message_ids=frozenset({"d1:goal", "d1:reply:1"})), True),
-        (a_question(history_message_ids=frozenset({"d1:goal"})), False),
-        (a_question(), False),
-        (a_question(status_text="Which hotel?", status_at="t2"), True),
-        (a_question(status_at="t2"), True),
-        (a_task(WORKS), True),
-        (a_task(TaskState.COMPLETED), True),
-        (a_task(None, raw_state="PAUSED"), False),
-        (a_task(None, raw_state="PAUSED", history_message_ids=frozenset({"d1:reply:1"})), True),
+        (a_question(history_message_ids=frozenset({"d1:goal", "d1:reply:1"})), Fate.ARRIVED),
+        (a_question(history_message_ids=frozenset({"d1:goal"})), Fate.MISSING),
+        (a_question(), Fate.MISSING),
+        (a_question(status_text="Which hotel?", status_at="t2"), Fate.ARRIVED),
+        (a_question(status_at="t2"), Fate.ARRIVED),
+        (a_question(status_at="t2", history_message_ids=frozenset({"d1:goal"})), Fate.MISSING),
+        (a_question(status_text="Other?", history_message_ids=frozenset({"d1:goal"})), Fate.OVERTAKEN),
+        (a_task(WORKS), Fate.ARRIVED),
+        (a_task(WORKS, history_message_ids=frozenset({"d1:goal"})), Fate.OVERTAKEN),
+        (a_task(TaskState.COMPLETED), Fate.ARRIVED),
+        (a_task(None, raw_state="PAUSED"), Fate.MISSING),
+        (a_task(None, raw_state="PAUSED", history_message_ids=frozenset({"d1:reply:1"})), Fate.ARRIVED),
     ],
-    ids=["in its history", "only the brief", "no history", "asks", "asks again", "works", "ended", "odd", "odd, kept"],
+    ids=[
+        "in its history",
+        "only the brief",
+        "no history",
+        "asks",
+        "asks again",
+        "asks again, history without it",
+        "asks else, history without it",
+        "works",
+        "works, history without it",
+        "ended",
+        "odd",
+        "odd, kept",
+    ],
 )
-def test_whether_a_reply_arrived(task: Any, arrived: bool) -> None:
-    """It is in the agent's history, or the agent has moved on; a state that we do not know tells nothing."""
-    assert is_delivered(sending(), task) is arrived
+def test_whether_a_reply_arrived(task: Any, fate: Fate) -> None:
+    """The agent's history tells, where it holds what we said before; else whether it has moved on."""
+    assert fate_of_reply(sending(), task) is fate
+
+
+def test_a_replica_that_is_behind_tells_nothing_of_a_reply() -> None:
+    """Its status is older than the question."""
+    shown = a_question(status_at="2026-01-01T00:00:01.000000Z")
+    open_ = transition(a_delegation(replies=1), shown, cause=Cause.POLL, moment=at()).after
+    asked = replace(open_, progress=begin_turn(open_, {"text": "Monday"}, NOW))
+    behind = a_task(WORKS, status_at="2026-01-01T00:00:00.000000Z")
+    assert fate_of_reply(asked, behind) is Fate.MISSING
+    assert transition(asked, behind, cause=Cause.POLL, moment=at()).after.progress.turn_intent_at is not None
+
+
+def test_a_reply_that_the_agent_went_on_without_is_used_up() -> None:
+    """Sent now it would answer another question; the history says so."""
+    change = reply_overtaken(sending(), a_task(WORKS), at())
+    assert change.after.progress.turn_intent_at is None
+    assert change.history[0].text == "reply 1 did not arrive, and the agent went on without it"
+
+
+def test_a_reply_meant_for_another_question_is_not_sent() -> None:
+    """Used up; the open question goes on waiting, and the next reply is looked at."""
+    asked = sending()
+    before = replace(asked, replies=2, progress=replace(asked.progress, turn=0, turn_intent_at=None))
+    change = reply_out_of_date(before, at())
+    assert (change.after.progress.turn, change.after.waits_for_agent) == (1, False)
+    assert change.after.timers.reply_at == NOW
 
 
 def test_a_look_that_shows_the_old_question_leaves_it_open_whether_a_reply_arrived() -> None:
@@ -239,10 +284,11 @@ def test_a_look_that_shows_the_old_question_leaves_it_open_whether_a_reply_arriv
 
 
 @pytest.mark.parametrize("task", [a_task(WORKS), a_question(status_text="Which hotel?", status_at="t2")])
-def test_a_look_that_shows_the_agent_moved_tells_that_the_reply_arrived(task: Any) -> None:
-    """Else it would be sent once more, in answer to the next question."""
-    unclear = reply_unclear(sending(), CallAmbiguous(""), at()).after
-    assert hear(unclear, task).after.progress.turn_intent_at is None
+def test_a_look_that_shows_the_agent_moved_leaves_it_to_the_search_whether_the_reply_arrived(task: Any) -> None:
+    """And the search knows what it answered: it is not sent once more, in answer to the next question."""
+    looked = hear(reply_unclear(sending(), CallAmbiguous(""), at()).after, task).after
+    assert looked.progress.turn_intent_at == NOW
+    assert fate_of_reply(looked, task) is Fate.ARRIVED
 
 
 def test_a_reply_that_is_not_found_twice_late_enough_is_sent_again() -> None:

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from delegation.agent_task import TaskState
-from delegation.errors import DelegationEnded, UnknownDelegation
+from delegation.errors import DelegationEnded, InvalidArguments, UnknownDelegation
 from delegation.state import Delegation, Outcome
 from tests.support.invariants import check_at_rest
 from tests.support.processes import ScriptedAgent, wait_until
@@ -511,3 +511,44 @@ def test_an_unknown_id_is_told_what_is_accepted(scene: Scene) -> None:
         assert str(refused.value) == (
             "unknown delegation nobody: give a delegation's id, or the Celery id of its `delegate` call"
         )
+
+
+# ---------------------------------------------------------------- which question
+
+
+def test_a_reply_may_name_its_question(scene: Scene) -> None:
+    """It answers that one or is not sent: an approval must not approve what is asked next."""
+    delegation_id, _ = open_asking(scene, turns=[asks("And the hotel?"), ends_after(0.1)])
+    handle = scene.handle(delegation_id)
+    with pytest.raises(InvalidArguments, match="question: 2 is not open; question 1 is"):
+        handle.reply("yes", question=2)
+    assert [handle.reply("yes", question=1), handle.reply("yes again", question=1)] == [1, 2]
+    asked = scene.wait_for_question(delegation_id, 2)
+    scene.wait_for(delegation_id, lambda it: it.progress.turn == 2, what="the second reply, used up")
+    assert "reply 2 was meant for another question, and is not sent" in texts(scene, delegation_id)
+    assert len(messages_of_ours(scene, delegation_id)) == 2
+    assert asked.id in scene.records.inbox()
+    assert handle.reply("no", question=2) == 3
+    assert handle.wait(20)["state"] == "COMPLETED"
+
+
+@pytest.mark.parametrize(
+    "said", [{"text": "half \ud800"}, {"data": {"x": "\udfff"}}, {"text": "  "}, {"data": float("nan")}]
+)
+def test_what_cannot_be_sent_is_refused_at_once(scene: Scene, said: dict[str, Any]) -> None:
+    """Before anything is kept."""
+    delegation_id, _ = open_asking(scene)
+    with pytest.raises(InvalidArguments):
+        scene.handle(delegation_id).reply(**said)
+    with pytest.raises(InvalidArguments, match="reason"):
+        scene.handle(delegation_id).cancel("\ud800")
+    assert scene.load(delegation_id).replies == 0
+
+
+def test_a_workflows_reason_is_one_that_its_children_can_take(scene: Scene) -> None:
+    """What is refused for a child is refused for the workflow, and nothing of it ends."""
+    workflow = scene.open_workflow([asks()], joins=False)
+    for end in (workflow.cancel, workflow.fail):
+        with pytest.raises(InvalidArguments, match="reason"):
+            end("x" * 501)
+    assert workflow.describe()["state"] == "OPEN"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -143,10 +144,12 @@ def _ids(store: Store) -> Iterator[str]:
         if root in seen:
             continue
         seen.add(root)
-        if is_workflow:
-            yield from (f"{root}.{number}" for number in range(1, store.load_workflow(root).children + 1))
-        else:
+        if not is_workflow:
             yield root
+            continue
+        with contextlib.suppress(UnknownWorkflow):  # its retention has passed since it was listed
+            children = store.load_workflow(root).children
+            yield from (f"{root}.{number}" for number in range(1, children + 1))
 
 
 def read_text(stream: BinaryIO, name: str) -> str:

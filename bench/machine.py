@@ -16,7 +16,7 @@ def facts() -> dict[str, str]:
     """In the order they are shown."""
     packages = ("celery", "kombu", "redis", "httpx", "a2a-sdk", "gunicorn", "flask")
     return {
-        "machine": f"{os.cpu_count()} × {_cpu()}, {_memory()}, {platform.system()} {platform.release()}",
+        "machine": f"{os.cpu_count()} × {_cpu()}, {_memory()}, {platform.system()} {_kernel()}",
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "server": _valkey(),
         "packages": ", ".join(f"{name} {version(name)}" for name in packages),
@@ -41,3 +41,8 @@ def _valkey() -> str:
     said = subprocess.run([str(get_binary_path()), "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"v=(\S+)", said)
     return f"Valkey {found[1] if found else 'unknown'}, appendonly, everysec"
+
+
+def _kernel() -> str:
+    """Major and minor version: the rest tells of a build, not of a speed."""
+    return ".".join(platform.release().split(".")[:2])

@@ -215,8 +215,10 @@ def receipt(delegation: Delegation) -> str | None:
     if delegation.outcome is None:
         is_refused = delegation.progress.cancel_answer is CancelAnswer.REFUSED and delegation.timers.cancel_at is None
         return "refused" if is_refused else "pending"
-    if delegation.outcome.reason is not None:
-        return "unreachable"  # our own verdict: the agent may be at work
+    is_refused = delegation.progress.cancel_answer is CancelAnswer.REFUSED
+    overtaken = delegation.outcome.reason == Reason.DEADLINE_EXCEEDED and not is_refused
+    if overtaken or delegation.outcome.reason == Reason.CANCEL_UNCONFIRMED:
+        return "unreachable"  # it may be at work
     return "cancelled" if delegation.outcome.state is TaskState.CANCELED else "already ended"
 
 

@@ -1,9 +1,9 @@
 """The story of a delegation: start_agent_task, wake, send_reply, cancel, expire, clean_up.
 
-Each step loads the record, lets the pure modules (``decide.py``, ``turns.py``, ``endings.py``) say what should
-happen, makes at most one call (two where a push config is refused) under a lease, and writes the answer. Every step is
-safe to run twice, to lose, and to kill anywhere. What they share is in ``steps.py``, the start in ``starting.py``, what
-is said later in ``talking.py``; here is what the clock and the agent's news lead to.
+Each step loads the record, lets the pure modules (``decide.py``, ``turns.py``, ``endings.py``) say what should happen,
+makes one call under a lease (more only where the agent refuses a part of it), and writes the answer. Every step is safe
+to run twice, to lose, and to kill anywhere. What they share is in ``steps.py``, the start in ``starting.py``, what is
+said later in ``talking.py``; here is what the clock and the agent's news lead to.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ class Lifecycle(Talking):
         before = loaded.delegation
         if before.phase is not Phase.WATCHING or decide.is_leased(before, loaded.now()):
             return None
-        if before.fetched_at is not None and loaded.now() < before.fetched_at + self._rules.min_fetch_gap_s:
-            return None  # the message came twice
+        soonest = (before.fetched_at or 0.0) + self._rules.min_fetch_gap_s
+        if loaded.now() < soonest:
+            self._wait_until(before, soonest, loaded.now())
+            return None
         if decide.is_poisoned(before, self._rules):
             return self._give_up(
                 loaded, endings.abandon(before), Reason.POISONED, "every attempt to fetch it ended in a crash"
@@ -54,6 +56,13 @@ class Lifecycle(Talking):
         aftermath = self._write(delegation, change)
         failpoint("apply.after")
         return aftermath
+
+    def _wait_until(self, before: Delegation, soonest: float, now: float) -> None:
+        """Too early for another look. Most often a message that came twice; but where one is due, it is put off."""
+        timers = before.timers
+        if any(at is not None and at <= now for at in (timers.poll_at, timers.refetch_at)):
+            later = replace(before, timers=replace(timers, poll_at=soonest, refetch_at=None))
+            self._try_save(before, Change(after=later), fenced=False)
 
     def _fetch(self, loaded: Loaded, delegation: Delegation, agent: AgentCalls, cause: Cause) -> Change:
         agent_task_id = delegation.progress.agent_task_id

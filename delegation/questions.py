@@ -29,7 +29,10 @@ def hear_question(before: Progress, task: AgentTask, state: TaskState, now: floa
         asked_at=now,
         turn=before.turn,
         in_turn=last.in_turn + 1 if last and last.turn == before.turn else 1,
+        before=f"{last.digest} {last.said_at}" if last else "",
     )
+    if last is not None and heard.said_at and last.before == f"{heard.digest} {heard.said_at}":
+        return last
     if last is None or heard.in_turn > MOST_IN_TURN:
         return last or heard
     return last if _is_same(last, heard, was_shown=before.state is state) else heard

@@ -123,6 +123,7 @@ class Question:
     asked_at: float = 0.0  #: when we first heard it, Redis time
     turn: int = 0  #: number of the last reply before it
     in_turn: int = 1  #: counts the questions since that reply
+    before: str = ""  #: digest and timestamp of the question before, which a replica that lags may still show
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -247,7 +247,8 @@ class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, DueFacts, CensusF
         if verdict != Begun.BEGUN:
             return Begun(verdict), before
         timers = replace(after.timers, lease_until=float(now) + self.rules.lease_s)
-        return Begun.BEGUN, replace(after, version=int(version), fence=int(fence), timers=timers)
+        followed = after.followed and not unfollowed
+        return Begun.BEGUN, replace(after, version=int(version), fence=int(fence), timers=timers, followed=followed)
 
     def save(self, before: Delegation, change: Change, *, fenced: bool = True) -> Saved:
         """Write a change that is not the end, and end the lease. Raises StaleWrite."""

@@ -150,9 +150,10 @@ class FollowFacts(RedisAccess):
             found: Any = self.client.hgetall(self.key("followers"))
         now = float(seconds + micros / 1e6)
         seen = ((follower, line.split(" ", 3)) for follower, line in sorted(found.items()))
-        return [
+        found_ones = [
             FollowerSeen(id=i, held=int(w[1]), streams=int(w[2]), silent_s=max(0.0, now - float(w[0]))) for i, w in seen
         ]
+        return [each for each in found_ones if each.silent_s <= 60]
 
     def wanting_follower(self) -> tuple[int, int]:
         """How many delegations want to be followed, and how many of them nobody follows now."""

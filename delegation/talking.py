@@ -126,6 +126,9 @@ class Talking(Starting):
         until = before.cancel_until
         if before.phase.is_settled or until is None or before.timers.cancel_at is None or decide.is_leased(before, now):
             return None
+        if now >= (before.timers.deadline_at or now + 1):  # its own deadline comes first
+            change = endings.expire(before, self._moment(loaded))
+            return self._write(before, change, fenced=False)
         if before.progress.agent_task_id is None and before.progress.intent_at is None:
             return self._write(before, endings.cancel_unsent(before, self._moment(loaded)), fenced=False)
         if now >= until or decide.is_poisoned(before, self._rules):

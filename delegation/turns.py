@@ -95,12 +95,14 @@ def fate_of_reply(delegation: Delegation, task: AgentTask) -> Fate:
     progress, ours = delegation.progress, f"{delegation.id}:"
     if delegation.reply_message_id in task.history_message_ids or (task.state and task.state.is_terminal):
         return Fate.ARRIVED
-    is_behind = progress.question is not None and is_behind_question(progress.question, task)
-    if task.state is None or is_behind:
+    question = progress.question
+    asked_since = question is not None and question.turn >= progress.turn  # heard meanwhile: it is too late for this
+    is_behind = question is not None and is_behind_question(question, task)
+    if not asked_since and (task.state is None or is_behind):
         return Fate.MISSING
     if any(message_id.startswith(ours) for message_id in task.history_message_ids):
         return Fate.MISSING if repeats_words(progress, task) else Fate.OVERTAKEN
-    return Fate.ARRIVED if has_moved(progress, task) else Fate.MISSING
+    return Fate.ARRIVED if asked_since or has_moved(progress, task) else Fate.MISSING
 
 
 def reply_overtaken(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:

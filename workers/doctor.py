@@ -194,7 +194,7 @@ def _queues() -> Finding:
 def _web(settings: Settings) -> Finding:
     base_url = settings.server.base_url
     if base_url is None:
-        return _warning("web", "server.base_url is not set: no agent can push, each is asked")
+        return _warning("web", "server.base_url is not set: no agent can push, each is followed or asked")
     try:
         status = httpx.get(f"{base_url}/healthz", timeout=WEB_PATIENCE_S).status_code
     except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -79,4 +79,4 @@ def choose_next(tries: Tries, end: End, *, interval_s: float, rand: float) -> Ne
         tries = replace(tries, short=tries.short + 1 if is_short else 0)
         growth = min(MOST_INTERVALS, GROWTH ** min(max(tries.short - 1, 0), 32))
         return Next(tries=tries, wake=False, gap_s=gap_s * growth)
-    return Next(tries=tries, wake=True, gap_s=gap_s)
+    return Next(tries=tries, wake=end.retry_after_s == 0, gap_s=gap_s)  # whoever says "later" is not asked at once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from concurrent.futures import Executor
 
 import structlog
@@ -26,12 +27,18 @@ class WakeSender:
         app.conf.update(broker_transport_options=options | impatient, broker_connection_timeout=_TIMEOUT_S)
         self._app = app
         self._threads = threads
+        self._lock = threading.Lock()
         self._waiting = 0
 
     def __call__(self, delegation_id: str) -> None:
-        if self._waiting < _MOST_WAITING:
-            self._waiting += 1
+        if self._count(0) < _MOST_WAITING:
+            self._count(+1)
             self._threads.submit(self._send, delegation_id)
+
+    def _count(self, by: int) -> int:
+        with self._lock:
+            self._waiting += by
+            return self._waiting
 
     def _send(self, delegation_id: str) -> None:
         try:
@@ -45,4 +52,4 @@ class WakeSender:
         except Exception as error:  # noqa: BLE001  the broker's seam: kombu leaks its transports' errors
             log.warning("follower.wake_not_sent", delegation_id=delegation_id, error=type(error).__name__)
         finally:
-            self._waiting -= 1
+            self._count(-1)

@@ -15,7 +15,7 @@ from celery import Celery, bootsteps
 from kombu.exceptions import OperationalError
 
 from delegation.due import Step, choose_steps, choose_workflow_steps
-from delegation.errors import DelegationError, StateLost, StoreUnavailable
+from delegation.errors import DelegationError, StateLost, StoreUnavailable, UnknownWorkflow
 from delegation.state import Phase
 from delegation.store import Store
 from delegation.store_due import Due
@@ -130,7 +130,10 @@ class Sweep:
         if freed:
             log.warning("delegation.follower_gone", delegations=freed)
         for workflow_id in self._store.some_workflows(WORKFLOWS_CHECKED):
-            workflow = self._store.load_workflow(workflow_id)
+            try:
+                workflow = self._store.load_workflow(workflow_id)
+            except UnknownWorkflow:
+                continue  # its retention has just passed
             if workflow.state.is_ended or workflow.children > MOST_CHILDREN_CHECKED:
                 continue
             repaired, release_id = self._store.repair_workflow(workflow)

@@ -103,7 +103,7 @@ def _start_all(settings: Settings, children: Children, output: Output, redis: di
 def _greeting(settings: Settings, address: str, flower_port: int | None) -> Iterator[str]:
     yield f"web http://{address}/metrics" + (f", Flower http://127.0.0.1:{flower_port}" if flower_port else "")
     if settings.server.base_url is None:
-        yield "no server.base_url: agents cannot push, each is asked instead"
+        yield "no server.base_url: agents cannot push, each is followed or asked instead"
     yield "ready; in another shell here: delegation agents, delegation delegate AGENT GOAL --wait. Ctrl-C ends all."
 
 

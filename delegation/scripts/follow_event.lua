@@ -5,7 +5,7 @@
 -- Answer 'refused', 'noted', or as record_wake says: 'woken' (send a wake message) or 'coalesced'
 local now = redis_now()
 local record, id, kind = KEYS[1], ARGV[2], ARGV[4]
-local f = redis.call('HMGET', record, 'phase', 'follow_op', 'poll_at', 'fetched_at', 'created_at')
+local f = redis.call('HMGET', record, 'phase', 'follow_op', 'poll_at', 'fetched_at', 'created_at', 'cancel_at')
 local op, answer = string.match(f[2] or '', '^(%S+) (%S+)$')
 if op == ARGV[1] then return answer end
 if redis.call('HGET', KEYS[5], id) ~= ARGV[3] then return 'refused' end
@@ -22,7 +22,7 @@ if kind == 'subscribed' then
   redis.call('HSET', record, 'followed', 1)
   -- Counted from the last look: an agent that ends its streams at once must not put the next one off for ever.
   local look_at = math.max(now, (seconds(f[4]) or seconds(f[5]) or now) + tonumber(ARGV[8]))
-  if f[3] and seconds(f[3]) < look_at then
+  if f[3] and seconds(f[3]) < look_at and not f[6] then -- one that is being cancelled is looked at often
     redis.call('HSET', record, 'poll_at', stamp(look_at))
     reschedule(record, KEYS[2], 'delegation:' .. id, now)
   end

@@ -347,3 +347,27 @@ def test_what_a_dead_follower_held_is_polled_again_when_nobody_takes_it_over(rec
     assert due_in <= CALM.hint_patience_s
     assert set(owners(records)) == {alive.id}
     assert records.store.free_dead_follows() == 0
+
+
+def test_a_step_that_ends_the_stream_leaves_a_delegation_that_is_polled(records: Records) -> None:
+    """Until a follower holds its next stream; nobody may come for that one."""
+    watched = records.start()
+    want(records, watched.id)
+    claim(records, A)
+    records.store.tell_follow(watched.id, A, FollowEvent.SUBSCRIBED, next_look_s=60.0)
+    before = records.load(watched.id)
+    assert before.followed
+    _, begun = records.store.begin(before, before, unfollowed=True)
+    assert not begun.followed
+    assert not records.load(watched.id).followed
+
+
+def test_a_new_stream_does_not_put_off_the_looks_at_one_that_is_being_cancelled(records: Records) -> None:
+    """It was asked to stop, and is about to say so, perhaps to GetTask alone."""
+    watched = records.start()
+    want(records, watched.id)
+    claim(records, A)
+    record, soon = records.key("d", watched.id), records.store.now() + 2
+    records.client.hset(record, mapping={"poll_at": f"{soon:.3f}", "cancel_at": f"{soon + 50:.3f}"})
+    records.store.tell_follow(watched.id, A, FollowEvent.SUBSCRIBED, next_look_s=5000.0)
+    assert records.load(watched.id).timers.poll_at == pytest.approx(soon, abs=0.01)

@@ -305,6 +305,7 @@ def ended(state: TaskState, reason: Reason | None = None, **changes: Any) -> Del
         (ended(TaskState.COMPLETED, cancel_until=NOW), "already ended"),
         (ended(TaskState.FAILED, cancel_until=NOW), "already ended"),
         (ended(TaskState.FAILED, Reason.DEADLINE_EXCEEDED, cancel_until=NOW), "unreachable"),
+        (ended(TaskState.FAILED, Reason.AGENT_REFUSED, cancel_until=NOW), "already ended"),
     ],
 )
 def test_what_became_of_a_wish_to_cancel(delegation: Delegation, says: str | None) -> None:

@@ -364,3 +364,14 @@ def test_an_agent_that_rephrases_for_ever_is_heard_twenty_times() -> None:
     question = hear_question(replace(progress, turn=1), again, TaskState.INPUT_REQUIRED, NOW)
     assert question is not None
     assert question.number == MOST_IN_TURN + 1
+
+
+def test_a_replica_that_shows_the_question_before_asks_nothing_new() -> None:
+    """It lags by one: neither that question nor, afterwards, the present one again is new."""
+    first = a_question("Which day?", said_at="2026-01-01T00:00:01.000000Z")
+    second = a_question("Which hotel?", said_at="2026-01-01T00:00:02.000000Z")
+    now = hear(replied(asked(first)), second).after
+    behind = hear(now, first)
+    again = hear(behind.after, second)
+    assert [each.note for each in (behind, again)] == ["", ""]
+    assert again.after.progress.question == now.progress.question

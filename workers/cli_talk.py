@@ -18,6 +18,7 @@ from workers.cli_question import question_text
 from workers.cli_show import exit_code_of, inbox_table, make_console, print_json, print_table
 from workers.descriptions import describe, is_asking
 from workers.handles import DelegationHandle, changes
+from workers.printable import one_line
 from workers.runtime import runtime
 
 #: Of an inbox that is filtered, all is looked at; it is never this long.
@@ -82,7 +83,7 @@ def reply(
         return leave_it_running(before.id)
     if as_json:
         print_json(describe(after))
-    return _tell_after_reply(before, after, is_quiet=as_json) if wait else 0
+    return _tell_after_reply(after, number, is_quiet=as_json) if wait else 0
 
 
 @click.command()
@@ -159,16 +160,16 @@ def _after_reply(store: Store, delegation_id: str, number: int) -> Delegation:
     raise AssertionError("without a timeout this waits for ever")
 
 
-def _tell_after_reply(before: Delegation, after: Delegation, *, is_quiet: bool) -> int:
+def _tell_after_reply(after: Delegation, number: int, *, is_quiet: bool) -> int:
     """The outcome, or the next question: its text on stdout. The exit code."""
     if after.outcome is not None:
         return exit_code_of(after) if is_quiet else tell_outcome(after)
-    asked, asks = before.progress.question, after.progress.question
-    is_refused = is_asking(before) and asked is not None and asks is not None and asked.number == asks.number
+    told = (str(entry["text"]) for entry in runtime().store.history(after.id))
+    in_vain = next((text for text in told if text.startswith(f"reply {number} ")), "")  # refused, or never sent
     if not is_quiet:
         click.echo(question_text(after))
-        tell_question(after, "the agent refused the reply (`delegation show`); " if is_refused else "")
-    return 1 if is_refused else 0
+        tell_question(after, f"{one_line(in_vain, 200)}; " if in_vain else "")
+    return 1 if in_vain else 0
 
 
 def _wait_for_end(store: Store, delegation_id: str) -> str | None:

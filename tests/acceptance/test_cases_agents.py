@@ -178,14 +178,14 @@ def test_c025_a_tenant_is_in_every_call_and_only_where_the_card_names_one(tmp_pa
 
     for server, tenant in ((with_tenant, "blue-7"), (without, "no key")):
         calls = [seen.rpc for seen in server.seen if seen.line.startswith("POST")]
-        methods = {"SendMessage", "GetTask", "CancelTask", "DeleteTaskPushNotificationConfig"}
+        methods = {"SendStreamingMessage", "GetTask", "CancelTask", "DeleteTaskPushNotificationConfig"}
         assert {call["method"] for call in calls} == methods
         assert {call["params"].get("tenant", "no key") for call in calls} == {tenant}
 
 
 def _works_for_ever(card: dict[str, Any]) -> Behaviour:
     task = {"id": "t1", "contextId": "c1", "status": {"state": "TASK_STATE_WORKING"}}
-    results = {"SendMessage": {"task": task}, "GetTask": task, "CancelTask": task}
+    results = {"SendStreamingMessage": {"task": task}, "GetTask": task, "CancelTask": task}
 
     def behave(request: Seen, connection: socket.socket) -> bool:
         if request.line.startswith("GET"):
@@ -257,7 +257,8 @@ def test_c046_a_card_without_empty_fields_is_a_good_one(it: Bench) -> None:
 
     assert ended(it.run("c046"))["text"] == "ok"
     assert agent.sends()[0]["push_config"] is None
-    assert {call["method"] for call in agent.calls()} == {CARD, "SendMessage", "GetTask"}
+    # Its card promises streams that it does not offer.
+    assert {call["method"] for call in agent.calls()} == {CARD, "SendStreamingMessage", "SendMessage", "GetTask"}
 
 
 def test_c048_a_relative_address_is_refused_in_words(it: Bench) -> None:
@@ -304,7 +305,7 @@ def test_c062_a_refusal_for_an_extension_is_shown_and_not_retried(it: Bench, var
 
 
 def test_c084_http_json_has_no_version_in_its_paths(it: Bench) -> None:
-    """HTTP+JSON 1.0 at /api: POST /api/message:send and GET /api/tasks/t1."""
+    """HTTP+JSON 1.0 at /api: message:stream, which is not there, message:send, and tasks/t1."""
     card = case_input("C046")["card"]
     card["supportedInterfaces"] = [{"url": "{AGENT}/api", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"}]
     working, completed = (json.dumps(each) for each in ({"task": answer("WORKING")}, answer("COMPLETED", "ok")))
@@ -312,7 +313,8 @@ def test_c084_http_json_has_no_version_in_its_paths(it: Bench) -> None:
     agent = serve(it, "c084", card, [*rules, {"on": "GET /api/tasks/t1", "http": {"body": completed}}])
 
     assert ended(it.run("c084"))["text"] == "ok"
-    assert {call["http"] for call in agent.calls()} == {CARD, "POST /api/message:send", "GET /api/tasks/t1"}
+    sends = {"POST /api/message:stream", "POST /api/message:send"}
+    assert {call["http"] for call in agent.calls()} == {CARD, *sends, "GET /api/tasks/t1"}
 
 
 def test_c085_an_interface_we_do_not_speak_is_passed_over(it: Bench) -> None:

@@ -32,7 +32,7 @@ USERS_TASKS = ("-I", "tests.support.foreign_tasks")
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     directory = tmp_path_factory.mktemp("celery")
     agents: dict[str, dict[str, Any]] = {"c042": {}, "c069": {}, "c091": {"push": False}}
-    with witnessed(directory, agents) as started:
+    with witnessed(directory, agents, config={"limits": {"artifact_bytes": 16 * 1024 * 1024}}) as started:
         started.deployment.start_worker(options=USERS_TASKS)
         yield started
 

@@ -18,7 +18,8 @@ from tests.support.store_machine import StoreMachine
 
 #: A machine that gets nowhere would prove nothing.
 VERDICTS = (Begun.BEGUN, Begun.HELD, Begun.BUSY, Begun.STALE)
-REACHED = (*VERDICTS, "ended", "finished", "releases", "replies", "cancels", "notes", WorkflowState.CANCELING)
+REACHED = (*VERDICTS, "ended", "finished", "releases", "replies", "cancels", "notes")
+WITHDRAWN = (WorkflowState.CANCELING, WorkflowState.CANCELED, WorkflowState.FAILED)
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +50,4 @@ def test_what_must_hold_does_after_every_step(client: Any) -> None:
         ),
     )
     assert all(Machine.reached[what] >= 5 for what in REACHED), Machine.reached
+    assert sum(Machine.reached[state] for state in WITHDRAWN) >= 1, Machine.reached

@@ -42,7 +42,7 @@ from delegation.errors import AgentError, AgentRefused, AgentUnreachable, CallAm
 from delegation.events import PreparedRequest, read_event, read_stream_response
 from delegation.http_client import build_http
 from delegation.outbound import Exchange, GuardedTransport, drive, exchanging
-from delegation.outgoing import json_restorer, metadata_of
+from delegation.outgoing import json_restorer, with_sender
 from delegation.replies import JSONRPC, Question, read_reply
 from delegation.settings import AgentSettings, LimitSettings
 from delegation.streamed_task import StreamedTask
@@ -308,7 +308,7 @@ class AgentClient:
                 parts=[*texts, *data],
                 metadata={
                     key: value
-                    for key, value in metadata_of(message, self._participant_id).items()
+                    for key, value in with_sender(message, self._participant_id).items()
                     if isinstance(value, str)
                 },
             ),

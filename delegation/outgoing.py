@@ -10,7 +10,7 @@ from delegation.agent_task import OutgoingMessage
 from delegation.replies import JSONRPC
 
 
-def metadata_of(message: OutgoingMessage, participant_id: str) -> dict[str, Any]:
+def with_sender(message: OutgoingMessage, participant_id: str) -> dict[str, Any]:
     """What a delegation was opened with wins over our settings: agents know its sender by that id."""
     return {"participant_id": participant_id, **message.metadata}
 
@@ -25,7 +25,7 @@ def json_restorer(message: OutgoingMessage, participant_id: str, binding: str) -
         sent = (request["params"] if binding == JSONRPC else request)["message"]
         for part, given in zip(sent["parts"][len(message.texts) :], message.data, strict=True):
             part["data"] = given.value
-        sent["metadata"] = metadata_of(message, participant_id)
+        sent["metadata"] = with_sender(message, participant_id)
         return json.dumps(request, allow_nan=False).encode()
 
     return restore

@@ -20,6 +20,8 @@ from delegation.redis_access import RedisAccess, flag, new_operation_id
 PAGE = 500
 #: The heartbeat is about one a second.
 FOLLOWER_SILENCE_S = 10.0
+#: As in follow_claim.lua, which drops what is silent for longer; without a follower nobody does.
+FORGOTTEN_AFTER_S = 60.0
 
 
 class FollowEvent(StrEnum):
@@ -150,10 +152,10 @@ class FollowFacts(RedisAccess):
             found: Any = self.client.hgetall(self.key("followers"))
         now = float(seconds + micros / 1e6)
         seen = ((follower, line.split(" ", 3)) for follower, line in sorted(found.items()))
-        found_ones = [
+        known = [
             FollowerSeen(id=i, held=int(w[1]), streams=int(w[2]), silent_s=max(0.0, now - float(w[0]))) for i, w in seen
         ]
-        return [each for each in found_ones if each.silent_s <= 60]
+        return [each for each in known if each.silent_s <= FORGOTTEN_AFTER_S]
 
     def wanting_follower(self) -> tuple[int, int]:
         """How many delegations want to be followed, and how many of them nobody follows now."""

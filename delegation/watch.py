@@ -61,11 +61,15 @@ def next_look_at(delegation: Delegation, *, now: float, rules: Rules, rand: floa
     if is_canceling:
         interval = rules.poll_first_s
     elif delegation.progress.watch is Watch.PUSH or (delegation.followed and wants_follow(delegation)):
-        age = now - delegation.created_at
-        interval = min(rules.recheck_max_s, max(rules.recheck_first_s, age / 10))
+        interval = recheck_s(now - delegation.created_at, rules)
     else:
         interval = min(rules.poll_max_s, rules.poll_first_s * GROWTH ** min(delegation.progress.polls, 32))
     return now + spread(interval, rand)
+
+
+def recheck_s(age_s: float, rules: Rules) -> float:
+    """The gap between looks of our own behind a push or a stream: a tenth of the delegation's age, within bounds."""
+    return min(rules.recheck_max_s, max(rules.recheck_first_s, age_s / 10))
 
 
 def backoff_s(failures: int, rules: Rules, rand: float) -> float:

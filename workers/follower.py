@@ -33,6 +33,7 @@ from delegation.settings import AgentSettings, Settings
 from delegation.state import Delegation
 from delegation.store import Loaded, Store
 from delegation.store_follows import FollowAnswer, FollowEvent
+from delegation.watch import recheck_s
 from workers.carrier import carrying_app
 from workers.follow_agents import AgentClients, Clients
 from workers.follow_connection import Connections
@@ -265,8 +266,7 @@ class Follower:
         )
 
     async def tell(self, delegation_id: str, event: FollowEvent, fact: Fact) -> FollowAnswer:
-        rules = self._store.rules
-        next_look_s = min(rules.recheck_max_s, max(rules.recheck_first_s, fact.age_s / 10))
+        next_look_s = recheck_s(fact.age_s, self._store.rules)
         return await self._ask(
             self._store.tell_follow,
             delegation_id,

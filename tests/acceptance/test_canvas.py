@@ -468,6 +468,7 @@ def test_nothing_is_left_due_when_every_canvas_has_ended(store: Store) -> None:
     """Whatever the canvas, the due index is empty in the end: no call of this module is driven any further."""
     soon = store.now() + 86400  # later than that is only what the deadlines of open workflows lead to
     wait_until(lambda: store.client.zcount(store.key("due"), "-inf", soon) == 0, WAIT_S, what="empty due index")
+    assert store.metrics()["due"] == 0
 
 
 def _phase(store: Store, call_id: str) -> str:

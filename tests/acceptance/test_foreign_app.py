@@ -166,7 +166,7 @@ show(delegate.delay(agent="a", goal=goal("pushed", after=0.5)).get(timeout=30)["
 """,
     )
     # A wake that web sent has eight hex digits at its end; the sweeper's have a time in milliseconds.
-    deployment.workers[0].wait_for_output(rf"delegation\.wake\[{delegation_id}\.wake\.[0-9a-f]{{8}}\] received")
+    assert deployment.workers[0].wait_for_output(rf"delegation\.wake\[{delegation_id}\.wake\.[0-9a-f]{{8}}\] received")
 
 
 def test_the_command_line_delegates_in_their_app(deployment: Deployment) -> None:
@@ -275,6 +275,7 @@ def test_nothing_is_left_due(deployment: Deployment) -> None:
     store = deployment.store()
     soon = store.now() + 86400  # later than that is only what the deadlines of open workflows lead to
     wait_until(lambda: store.client.zcount(store.key("due"), "-inf", soon) == 0, 30, what="empty due index")
+    assert store.metrics()["due"] == 0
 
 
 # ---------------------------------------------------------------- install

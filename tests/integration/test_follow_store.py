@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,17 +15,10 @@ from delegation.state import Delegation
 from delegation.store import Store
 from delegation.store_follows import FollowAnswer, FollowEvent
 from tests.support.delegations import CALM, Records
-from tests.support.processes import ValkeyProcess, free_port, wait_until
+from tests.support.processes import free_port, wait_until
 
 _numbers = itertools.count()
 A, B = "host-1-aa", "host-2-bb"
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = ValkeyProcess(tmp_path_factory.mktemp("valkey"), options={"appendonly": "no"}).start()
-    with server, server.client() as client:
-        yield client
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,20 +13,12 @@ from delegation.agent_task import TaskState
 from delegation.errors import AgentBusy, AgentError, AgentRefused, AgentUnreachable, CallAmbiguous, CircuitOpen
 from delegation.state import Cause, Delegation, Moment, Reason
 from delegation.store import Begun
-from tests.support.delegations import CALM, FAST, Records
-from tests.support.processes import ValkeyProcess
+from tests.support.delegations import CALM, FAST, Records, is_near
 
 _numbers = itertools.count()
 #: Misses in a row that open the circuit.
 MOST = 3
 FIRST_S, LONGEST_S, LEASE_S = 100.0, 350.0, 1500.0
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = ValkeyProcess(tmp_path_factory.mktemp("valkey"), options={"appendonly": "no"}).start()
-    with server, server.client() as client:
-        yield client
 
 
 @pytest.fixture
@@ -68,10 +59,6 @@ def open_for(records: Records, agent: str = "flights") -> float | None:
 def half_open(records: Records) -> None:
     """The time it stays open has passed."""
     records.client.hset(records.key("breaker", "flights"), "open_until", records.store.now() - 1)
-
-
-def is_near(expected_s: float) -> Any:
-    return pytest.approx(expected_s, abs=20)
 
 
 def is_refused(records: Records, agent: str = "flights") -> bool:

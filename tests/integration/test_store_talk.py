@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,18 +25,10 @@ from delegation.opening import new_workflow_id
 from delegation.state import Cause, Delegation, DelegationId, Moment, Phase, Watch
 from delegation.store import Begun
 from delegation.store_talk import MOST_REPLIES_WAITING, CancelVerdict
-from tests.support.delegations import CALM, FAST, Records, a_task
-from tests.support.processes import ValkeyProcess
+from tests.support.delegations import CALM, FAST, Records, a_task, is_near
 
 _numbers = itertools.count()
 ASKS, WORKS = TaskState.INPUT_REQUIRED, TaskState.WORKING
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = ValkeyProcess(tmp_path_factory.mktemp("valkey"), options={"appendonly": "no"}).start()
-    with server, server.client() as client:
-        yield client
 
 
 @pytest.fixture
@@ -53,10 +45,6 @@ def make_records(client: Any) -> Callable[..., Records]:
 @pytest.fixture
 def records(make_records: Callable[..., Records]) -> Records:
     return make_records()
-
-
-def is_near(expected_s: float) -> Any:
-    return pytest.approx(expected_s, abs=20)
 
 
 def give(records: Records, delegation_id: str, text: str = "Monday", key: str | None = None) -> tuple[int, bool]:

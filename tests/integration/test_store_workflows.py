@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,19 +17,11 @@ from delegation.opening import new_workflow_id
 from delegation.state import Delegation, WorkflowId
 from delegation.store_workflows import EXPIRE_AGAIN_S
 from delegation.workflow import WorkflowState
-from tests.support.delegations import CALM, FAST, TOKEN_DIGEST, Records, documented_kinds, kind_of
-from tests.support.processes import ValkeyProcess
+from tests.support.delegations import CALM, FAST, TOKEN_DIGEST, Records, documented_kinds, is_near, kind_of
 
 _numbers = itertools.count()
 RETENTION_S = 500
 ON_NOTE = {"task": "tell_me", "args": []}
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    server = ValkeyProcess(tmp_path_factory.mktemp("valkey"), options={"appendonly": "no"}).start()
-    with server, server.client() as client:
-        yield client
 
 
 @pytest.fixture
@@ -46,10 +38,6 @@ def make_records(client: Any) -> Callable[..., Records]:
 @pytest.fixture
 def records(make_records: Callable[..., Records]) -> Records:
     return make_records()
-
-
-def is_near(expected_s: float) -> Any:
-    return pytest.approx(expected_s, abs=20)
 
 
 def open_workflow(records: Records, *, deadline_s: float | None = None, on_note: Any = None) -> WorkflowId:

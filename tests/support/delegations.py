@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from delegation import store
 from delegation.agent_task import AgentTask, AgentTaskId, Artifact, ContextId, TaskState
 from delegation.decide import transition
@@ -71,6 +73,11 @@ def an_artifact(text: str, artifact_id: str = "a1") -> Artifact:
 
 def at(now: float = NOW, rand: float = 0.5, **rules: Any) -> Moment:
     return Moment(now=now, rules=Rules(**rules), rand=rand)
+
+
+def is_near(expected_s: float) -> Any:
+    """For timers that a slow machine sets a little later."""
+    return pytest.approx(expected_s, abs=20)
 
 
 def waits_for_deadline(member: str, wait_s: float) -> bool:

@@ -245,10 +245,12 @@ def _bind(host: str, port: int) -> socket.socket:
 
 
 def _values_of(message: Message) -> str:
-    """What a message says in data parts alone: the values, whatever their names."""
+    """What a message says in data parts alone: the values, in the order of their names."""
     found: list[str] = []
     for value in get_data_parts(message.parts):
-        values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        # A protobuf Struct keeps no order of its fields.
+        values = [value[name] for name in sorted(value)] if isinstance(value, dict) else value
+        values = values if isinstance(values, list) else [values]
         found += [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in values]
     return ", ".join(found)
 

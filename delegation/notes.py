@@ -8,10 +8,7 @@ from dataclasses import asdict, dataclass
 from delegation.agent_task import TaskState
 from delegation.answers import one_line
 from delegation.state import Delegation
-
-SUMMARY_CHARS = 500
-#: A line that is shown to a model must not close or open a section of what surrounds it.
-_NO_TAGS = str.maketrans("<>", "‹›")
+from delegation.texts import SUMMARY_CHARS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +27,7 @@ class Note:
 
 
 def note(delegation: Delegation, state: TaskState, summary: str, *, source: str = "agent") -> str:
-    """``Sub-task <id> is <STATE>: <summary>``, the summary on one line of at most 500 characters, as JSON."""
-    said = one_line(summary, SUMMARY_CHARS).translate(_NO_TAGS)
+    """``Sub-task <id> is <STATE>: <summary>``, the summary clean (texts.py) and at most 500 characters, as JSON."""
+    said = one_line(summary, SUMMARY_CHARS)
     text = f"Sub-task {delegation.id} is {state.value}: {said}".rstrip(" ")
     return Note(delegation_id=delegation.id, agent=delegation.agent, state=state.value, text=text, source=source).json

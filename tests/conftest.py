@@ -1,9 +1,13 @@
-"""What holds for every test: in CI hardly anything may be skipped, and none sees the settings of whoever runs it."""
+"""What holds for every test: in CI hardly anything may be skipped, none sees the settings of whoever runs it, and
+nothing that a test does leaves this machine."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Generator
+import signal
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,28 @@ MAY_BE_ABSENT = "needs Node.js"
 # Before any module reads them: a developer's own Redis must never be what a test writes to.
 for _name in [name for name in os.environ if name.startswith("DELEGATION_")]:
     del os.environ[_name]
+
+
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Here and in every child process, once: an audit hook stays until the process ends.
+_WATCH = ROOT / "tests" / "support" / "loopback_only"
+_REPORT = Path(tempfile.mkdtemp(prefix="tests-leaving-")) / "report"
+os.environ["TESTS_LEAVING_REPORT"] = str(_REPORT)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_WATCH), os.environ.get("PYTHONPATH")]))
+importlib.import_module("tests.support.loopback_only.sitecustomize")
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaves_this_machine() -> Iterator[None]:
+    """Fails the test during which this process, or one started by the tests, tried to connect to another machine."""
+    yield
+    if _REPORT.exists():
+        reported = _REPORT.read_text(encoding="utf-8")
+        _REPORT.unlink()
+        pytest.fail(f"a connection left this machine:\n{reported}")
 
 
 def in_ci() -> bool:

@@ -7,19 +7,18 @@ from typing import Any
 
 from delegation.agent_task import TaskState
 from delegation.state import Delegation
-from workers.printable import json_text, many_lines, one_line
+from delegation.texts import clean, printable
+from workers.printable import json_text
 
 
 def question_text(each: Delegation) -> str:
     """All its parts in the order sent: texts as they are, data as JSON, files by name, never opened."""
-    parts = each.progress.status_parts or ({"text": each.progress.status_text},)
-    said = "\n".join(filter(None, map(_part_text, parts)))
-    return many_lines(said) if said.strip() else "(without a word)"
+    return printable(_said(each))
 
 
 def question_line(each: Delegation, most: int) -> str:
     """The same, in one line of at most so many characters."""
-    return one_line(question_text(each), most)
+    return clean(_said(each), most)
 
 
 def how_to_answer(each: Delegation) -> str:
@@ -35,6 +34,12 @@ def size_text(size: int) -> str:
     if size < 1024:
         return "1 byte" if size == 1 else f"{size} bytes"
     return f"{size / 1024:.1f} KiB" if size < 1024 * 1024 else f"{size / (1024 * 1024):.1f} MiB"
+
+
+def _said(each: Delegation) -> str:
+    parts = each.progress.status_parts or ({"text": each.progress.status_text},)
+    said = "\n".join(filter(None, map(_part_text, parts)))
+    return said if said.strip() else "(without a word)"
 
 
 def _part_text(part: Mapping[str, Any]) -> str:

@@ -13,12 +13,12 @@ import click
 from delegation.errors import InvalidArguments
 from delegation.state import Delegation
 from delegation.store import Store
+from delegation.texts import clean
 from workers.cli_delegations import leave_it_running, load, read_text, tell_outcome, tell_question
 from workers.cli_question import question_text
 from workers.cli_show import exit_code_of, inbox_table, make_console, print_json, print_table
 from workers.descriptions import describe, is_asking
 from workers.handles import DelegationHandle, changes
-from workers.printable import one_line
 from workers.runtime import runtime
 
 #: Of an inbox that is filtered, all is looked at; it is never this long.
@@ -168,7 +168,7 @@ def _tell_after_reply(after: Delegation, number: int, *, is_quiet: bool) -> int:
     in_vain = next((text for text in told if text.startswith(f"reply {number} ")), "")  # refused, or never sent
     if not is_quiet:
         click.echo(question_text(after))
-        tell_question(after, f"{one_line(in_vain, 200)}; " if in_vain else "")
+        tell_question(after, f"{clean(in_vain, 200)}; " if in_vain else "")
     return 1 if in_vain else 0
 
 

@@ -13,6 +13,7 @@ from werkzeug.middleware.proxy_fix import ProxyFix
 
 from delegation.settings import Settings
 from web.answers import SECURITY_HEADERS, empty, not_found
+from web.failed_credentials import FailedCredentials
 from web.health import HealthStore, QueueLengths, health_door
 from web.push import PushDoor, PushStore
 from web.wake import WakeSender
@@ -43,7 +44,10 @@ def create_app(
     # A redirect loses the push: Python senders fail on it, the JS sender follows it 20 times.
     app.url_map.merge_slashes = False
     app.url_map.strict_slashes = True
-    PushDoor(store=store, send_wake=send_wake or sender, max_bytes=settings.limits.push_bytes).register(app)
+    failures = FailedCredentials(settings.limits.failed_credentials)
+    PushDoor(
+        store=store, send_wake=send_wake or sender, max_bytes=settings.limits.push_bytes, failures=failures
+    ).register(app)
     health_door(store, queue_lengths or partial(lengths_of, sender.app)).register(app)
     _answer_nothing_else(app)
     _trust_proxies(app, settings.server.trusted_proxies)

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from delegation.agent_task import TaskState
 from delegation.errors import StateLost, StoreUnavailable
+from delegation.state import Cause
 from delegation.store_follows import FollowerSeen
 from web.answers import unavailable
 
@@ -28,6 +29,7 @@ SWEEPER_SILENCE_S = 60.0
 _COUNTER_HELP = {
     "pushes_accepted": "Pushes with a right credential.",
     "pushes_rejected": "Pushes refused: unknown delegation, wrong credential, or ended.",
+    "pushes_refused_unread": "Those refused without reading them: their source's credentials kept failing.",
     "fetches": "GetTask calls.",
     "sends": "SendMessage calls.",
     "redriven": "Step messages sent again by a sweeper.",
@@ -50,7 +52,7 @@ _GAUGES = {
     "parked": ("delegation_parked", "Parked delegations."),
 }
 _COUNTER_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_CAUSE = re.compile(r"[a-z][a-z_]{0,31}")
+_CAUSES = frozenset(Cause)
 
 QueueLengths = Callable[[], Mapping[str, int]]
 
@@ -128,7 +130,7 @@ def _settled(counters: Mapping[str, int]) -> Metric:
         prefix, _, labels = name.partition(":")
         if prefix == "settled":
             state, _, cause = labels.partition(":")
-            totals[_state_label(state), cause if _CAUSE.fullmatch(cause) else "other"] += count
+            totals[_state_label(state), cause if cause in _CAUSES else "other"] += count
     for (state, cause), count in sorted(totals.items()):
         family.add_metric([state, cause], float(count))
     return family

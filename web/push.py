@@ -3,6 +3,10 @@
 Order of checks, cheapest first: method, id shape, declared length, read at most one byte more than the limit, content
 type, and last the credential, which the store compares in the same script that records the wake. So a request costs
 one Redis operation, accepted or rejected, and every answer before that script depends on the request alone.
+
+A source whose credentials keep failing is asked for a right one first, and its body is read only then: a refusal still
+costs one Redis operation, a push that is taken two. Its answers are the same, so a good agent behind the same address
+loses nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from delegation.failpoints import failpoint
 from delegation.store import PushAnswer
 from web.answers import empty, not_found, unavailable
 from web.claims import claimed_state
+from web.failed_credentials import FailedCredentials, source_of
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +49,7 @@ class PushStore(Protocol):
     """What this door needs of the store."""
 
     def receive_push(self, delegation_id: str, digest: str, *, acceptable: bool, claimed: str | None) -> PushAnswer: ...
+    def check_push(self, delegation_id: str, digest: str) -> bool: ...
 
 
 class BodyKind(Enum):
@@ -101,6 +107,7 @@ class PushDoor:
     store: PushStore
     send_wake: Callable[[str], None]
     max_bytes: int
+    failures: FailedCredentials
     _redis: OneProbe = field(default_factory=OneProbe)
     _broker: OneProbe = field(default_factory=OneProbe)
 
@@ -112,33 +119,43 @@ class PushDoor:
             return not_found()
         if (request.content_length or 0) > self.max_bytes:
             return empty(413)
-        token = presented_token(request.headers)
+        try:
+            return self._answer(delegation_id, presented_token(request.headers), source_of(request.remote_addr))
+        except (StoreUnavailable, StateLost, KnownOutage):
+            return unavailable()
+
+    def _answer(self, delegation_id: str, token: str | None, source: str) -> Response:
+        if self.failures.is_over(source) and not self._is_right(delegation_id, token):
+            return self._refuse(source)
         # Without a token the verdict is known, so nobody's body is waited for.
         body = b"" if token is None else read_body(request, self.max_bytes + 1)
         if body is None:
             return empty(400, {"Connection": "close"})
-        return self._ask_store(delegation_id, token, body)
-
-    def _ask_store(self, delegation_id: str, token: str | None, body: bytes) -> Response:
         is_too_long = len(body) > self.max_bytes
-        kind = body_kind(request.environ.get("CONTENT_TYPE", ""))
-        acceptable = not is_too_long and kind is not BodyKind.REFUSED
-        claimed = claimed_state(body) if acceptable and kind is BodyKind.JSON else None
-        try:
-            with self._redis():
-                verdict = self.store.receive_push(
-                    delegation_id, digest_of(token), acceptable=acceptable, claimed=claimed
-                )
-        except (StoreUnavailable, StateLost, KnownOutage):
-            return unavailable()
+        verdict = self._ask_store(delegation_id, token, body, is_too_long)
         if verdict is PushAnswer.REFUSED:
-            return not_found()
+            return self._refuse(source)
         if verdict is PushAnswer.UNACCEPTABLE:
             return empty(413 if is_too_long else 415)
         if verdict is PushAnswer.WOKEN:
             failpoint("push.after_wake")
             self._send_wake(delegation_id)
         return empty(202)
+
+    def _is_right(self, delegation_id: str, token: str | None) -> bool:
+        with self._redis():
+            return self.store.check_push(delegation_id, digest_of(token))
+
+    def _refuse(self, source: str) -> Response:
+        self.failures.count(source)
+        return not_found()
+
+    def _ask_store(self, delegation_id: str, token: str | None, body: bytes, is_too_long: bool) -> PushAnswer:
+        kind = body_kind(request.environ.get("CONTENT_TYPE", ""))
+        acceptable = not is_too_long and kind is not BodyKind.REFUSED
+        claimed = claimed_state(body) if acceptable and kind is BodyKind.JSON else None
+        with self._redis():
+            return self.store.receive_push(delegation_id, digest_of(token), acceptable=acceptable, claimed=claimed)
 
     def _send_wake(self, delegation_id: str) -> None:
         """Make the wake sooner. It is in the due index already, so a failure here costs time and nothing else."""

@@ -5,6 +5,7 @@ Put HAProxy or nginx in front (docs/push.md): gunicorn has no defence of its own
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -12,6 +13,7 @@ from flask import Flask
 
 from delegation.errors import ConfigurationError
 from web.app import create_app
+from web.server_log import leave_out_requests
 from workers.logs import configure_logging
 
 wsgi_app = "web.wsgi:app"
@@ -26,6 +28,10 @@ limit_request_fields = 64
 limit_request_field_size = 4096
 #: Path without query: a token that somebody put in the query must not reach a log.
 access_log_format = '%(h)s "%(m)s %(U)s" %(s)s %(b)s %(M)sms'
+#: By default gunicorn takes the header SCRIPT_NAME from a proxy on the same machine, and most proxies pass on what a
+#: client sent: `/a2a/push/metrics` below `/a2a/push` would be our `/metrics`. `X-Forwarded-…` is ProxyFix's to judge.
+forwarder_headers = ""
+secure_scheme_headers: dict[str, str] = {}
 
 #: A body that stops arriving gives its thread back after this long. A drip defeats it; a proxy that buffers does not.
 _SILENCE_S = 5.0
@@ -33,6 +39,7 @@ _SILENCE_S = 5.0
 
 def on_starting(server: object) -> None:  # noqa: ARG001  gunicorn checks the arity
     """Refuse a bad configuration before any process is forked, with the exit code of every other command."""
+    logging.getLogger("gunicorn.error").addFilter(leave_out_requests)
     load_app(exit_code=ConfigurationError.exit_code)
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,13 +20,13 @@ import pytest
 import redis
 
 from delegation.settings import Settings
-from delegation.state import Brief, Change, Delegation, DelegationId, Phase
 from delegation.store import Store
+from tests.support.door import COMPLETED, Target, chunked, exchange, open_watching, push_of, request, statuses
 from tests.support.processes import ChildProcess, ValkeyProcess, free_port
+from tests.support.redis_users import ADMIN
 from workers.celery_settings import QUEUE, celery_prefix
 
 MESSAGES = f"{celery_prefix(Settings())}{QUEUE}"
-COMPLETED = b'{"task": {"id": "t1", "status": {"state": "TASK_STATE_COMPLETED"}}}'
 CONSTANT_404 = (
     b"HTTP/1.1 404 NOT FOUND\r\n"
     b"X-Content-Type-Options: nosniff\r\nContent-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\n"
@@ -35,64 +34,31 @@ CONSTANT_404 = (
 )
 
 
-@dataclass
-class Target:
-    """A delegation that accepts pushes, and its token."""
-
-    id: str
-    token: str
-
-
 class Web(ChildProcess):
     """gunicorn with the settings we ship, on a port of its own; two processes, as any deployment has."""
 
-    def __init__(self, log: Path, redis_url: str, **variables: str) -> None:
+    def __init__(self, log: Path, redis_url: str, *, processes: int = 2, **variables: str) -> None:
+        self.processes = processes
         self.port = free_port()
         command = [sys.executable, "-m", "gunicorn", "-c", "python:web.server", "-b", f"127.0.0.1:{self.port}"]
         env = {"DELEGATION_REDIS__URL": redis_url} | variables
-        super().__init__([*command, "--workers", "2", "--access-logfile", "-"], log=log, env=env)
+        super().__init__([*command, "--workers", str(processes), "--access-logfile", "-"], log=log, env=env)
 
     def start(self) -> Self:
         super().start()
-        self.wait_until(lambda: self.output().count("Booting worker") == 2, what="two processes")
+        self.wait_until(lambda: self.output().count("Booting worker") == self.processes, what="its processes")
         assert self.get("/healthz")[0] == 200
         return self
 
-    def exchange(self, raw: bytes, timeout_s: float = 12.0) -> bytes:
-        """Everything the server says until it closes; what it says before it resets us counts as well."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
-            received = b""
-            try:
-                connection.sendall(raw)
-                while piece := connection.recv(65_536):
-                    received += piece
-            except (ConnectionError, BrokenPipeError):
-                pass
-            return received
+    def exchange(self, raw: bytes, **options: Any) -> bytes:
+        return exchange(self.port, raw, **options)
 
     def push(self, target: Target, token: str | None = None, body: bytes = COMPLETED, **options: Any) -> bytes:
-        headers = [f"Authorization: Bearer {token or target.token}", "Content-Type: application/json"]
-        return self.exchange(request(f"/a2a/push/{target.id}", headers, body), **options)
+        return self.exchange(push_of(target, token, body), **options)
 
     def get(self, path: str) -> tuple[int, bytes]:
         answer = self.exchange(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         return statuses(answer)[0], answer.partition(b"\r\n\r\n")[2]
-
-
-def request(path: str, headers: list[str], body: bytes = COMPLETED, method: str = "POST") -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", *headers, f"Content-Length: {len(body)}"]
-    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
-
-
-def chunked(path: str, headers: list[str], chunks: list[bytes]) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Connection: close", *headers, "Transfer-Encoding: chunked"]
-    framed = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + framed + b"0\r\n\r\n"
-
-
-def statuses(answer: bytes) -> list[int]:
-    """The status of each answer on the connection."""
-    return [int(code) for code in re.findall(rb"HTTP/1\.1 (\d{3}) ", answer)]
 
 
 def without_server_headers(answer: bytes) -> bytes:
@@ -115,7 +81,7 @@ def web(server: ValkeyProcess, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture
 def client(server: ValkeyProcess) -> Iterator[redis.Redis]:
     """Looks into Redis beside the product; every test begins with an empty one."""
-    with redis.Redis.from_url(server.url()) as connection:
+    with redis.Redis.from_url(server.url(user=ADMIN)) as connection:
         connection.flushall()
         yield connection
 
@@ -135,26 +101,6 @@ def watching(store: Store) -> Callable[[], Target]:
 @pytest.fixture
 def target(watching: Callable[[], Target]) -> Target:
     return watching()
-
-
-def open_watching(store: Store, delegation_id: str | None = None) -> Target:
-    """A delegation as it is when its agent has the task and our push config."""
-    target = Target(delegation_id or f"{secrets.token_hex(16)}.1", secrets.token_urlsafe(32))
-    store.open_delegation(
-        Delegation(
-            id=DelegationId(target.id),
-            agent="a",
-            brief=Brief(goal="g"),
-            call_id=f"call-{target.id}",
-            participant_id="p",
-            created_at=0.0,
-        )
-    )
-    opened = store.load(target.id).delegation
-    digest = hashlib.sha256(target.token.encode()).hexdigest()
-    _, leased = store.begin(opened, replace(opened, phase=Phase.STARTING, push_digest=digest))
-    store.save(leased, Change(after=replace(leased, phase=Phase.WATCHING)))
-    return target
 
 
 def messages(client: redis.Redis) -> list[dict[str, Any]]:
@@ -341,6 +287,87 @@ def test_forwarded_headers_change_nothing(web: Web, client: redis.Redis, target:
     assert "6.6.6.6" not in web.output()
 
 
+def test_a_header_cannot_move_the_path(web: Web, target: Target) -> None:
+    """gunicorn would take SCRIPT_NAME from a proxy on its own machine, and with it a path of the client's choice."""
+    for name in ("SCRIPT_NAME", "PATH_INFO", "REMOTE_USER"):
+        moved = request("/a2a/push/healthz", [f"{name}: /a2a/push"], b"", "GET")
+        assert statuses(web.exchange(moved)) == [405]
+    assert statuses(web.exchange(request("/healthz", ["SCRIPT_NAME: /elsewhere"], b"", "GET"))) == [200]
+
+
+# ------------------------------------------------------------ a source that keeps failing
+
+
+@pytest.fixture
+def alone(server: ValkeyProcess, tmp_path: Path) -> Iterator[Web]:
+    """One process, so that its count is the whole count."""
+    with Web(tmp_path / "log", server.url(), processes=1).start() as running:
+        yield running
+
+
+def fail_until_warned(web: Web, source: str) -> int:
+    """Wrong credentials from one address until the log speaks of it once more; how many that took."""
+    wrong = request(f"/a2a/push/{'f' * 34}", ["Authorization: Bearer x"])
+    warned = len(warned_sources(web))
+    for sent in range(1, 121):  # a minute may end in between
+        assert without_server_headers(web.exchange(wrong, source=source)) == CONSTANT_404
+        if len(warned_sources(web)) > warned:
+            return sent
+    raise AssertionError("no warning")
+
+
+def warned_sources(web: Web) -> list[str]:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", web.output())
+    return re.findall(r"push\.credentials_failing.* source=(\S+)", plain)
+
+
+def test_a_noisy_source_changes_no_answer_and_starves_nobody(alone: Web, client: redis.Redis, target: Target) -> None:
+    """P-06: past 30 wrong credentials in a minute the 404 stays the 404, and right ones are taken from everywhere."""
+    sent = fail_until_warned(alone, "127.0.0.2")
+    assert sent >= 31
+    before = script_calls(client)
+    wrong = request(f"/a2a/push/{target.id}", ["Authorization: Bearer x"])
+    for _ in range(20):
+        assert without_server_headers(alone.exchange(wrong, source="127.0.0.2")) == CONSTANT_404
+    assert script_calls(client) - before == 20
+    for source in ("127.0.0.2", "127.0.0.3"):
+        answers = [statuses(alone.push(target, source=source)) for _ in range(40)]
+        assert answers == [[202]] * 40
+    assert client.hget("delegation:counters", "pushes_accepted") == b"80"
+    assert client.hget("delegation:counters", "pushes_rejected") == str(sent + 20).encode()
+    assert len(messages(client)) == 1
+    assert set(warned_sources(alone)) == {"127.0.0.2"}
+
+
+def test_a_noisy_source_is_not_read(alone: Web, target: Target) -> None:
+    """Its wrong credential is refused while its body is still on the way, so it holds no thread by sending slowly."""
+    head = f"POST /a2a/push/{target.id} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer x\r\nContent-Length: 10\r\n\r\n{{"
+
+    def refused_at_once() -> bool:
+        fail_until_warned(alone, "127.0.0.2")
+        address = ("127.0.0.1", alone.port)
+        with socket.create_connection(address, timeout=20, source_address=("127.0.0.2", 0)) as connection:
+            connection.sendall(head.encode())
+            return statuses(connection.recv(65_536)) == [404]  # 400 once the body has been silent for 5 s
+
+    assert refused_at_once() or refused_at_once()  # a new minute may begin between the two steps
+
+
+def test_behind_a_proxy_the_source_is_the_hop_it_added(server: ValkeyProcess, tmp_path: Path, target: Target) -> None:
+    """P-16: with one trusted hop the last entry counts, with none the connection's own address; forged ones never."""
+    forged = ("X-Forwarded-For: 6.6.6.6, 10.1.2.3", "X-Forwarded-Proto: https", "X-Forwarded-Host: evil.example")
+    for hops, source in (("1", "10.1.2.3"), ("0", "127.0.0.2")):
+        log = tmp_path / hops
+        with Web(log, server.url(), processes=1, DELEGATION_SERVER__TRUSTED_PROXIES=hops).start() as web:
+            wrong = request(f"/a2a/push/{target.id}", ["Authorization: Bearer x", *forged])
+            for _ in range(70):
+                assert statuses(web.exchange(wrong, source="127.0.0.2")) == [404]
+            assert set(warned_sources(web)) == {source}
+            right = push_of(target, None, COMPLETED, *forged)
+            assert statuses(web.exchange(right, source="127.0.0.2")) == [202]
+            assert "6.6.6.6" not in web.output()
+
+
 # ------------------------------------------------------------ size and framing
 
 
@@ -518,7 +545,7 @@ def test_a_broker_that_is_away_delays_the_message_and_not_the_answer(
             assert time.monotonic() - began < 5
             assert client.zscore("delegation:due", f"delegation:{target.id}") is not None
         assert "push.wake_not_sent" in web.output()
-        with redis.Redis.from_url(broker.url()) as connection:
+        with redis.Redis.from_url(broker.url(user=ADMIN)) as connection:
             connection.flushall()
             for _ in range(8):  # several connections went stale
                 assert statuses(web.push(watching())) == [202]
@@ -532,8 +559,12 @@ def test_no_query_string_reaches_a_log(web: Web, target: Target) -> None:
     """Somebody who puts the token into the URL does not put it into our logs."""
     web.exchange(request(f"/a2a/push/{target.id}?token={target.token}", []))
     web.get(f"/healthz?token={target.token}")
+    web.exchange(f"POST /a2a/push/{target.id}?token={target.token} x HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    malformed = web.exchange(request(f"/a2a/push/{target.id}", [f"Authorization Bearer {target.token}"]))
+    assert statuses(malformed) == [400]
     log = web.output()
     assert f"POST /a2a/push/{target.id}" in log
+    assert "Invalid request from ip=127.0.0.1\n" in log
     assert target.token not in log
 
 

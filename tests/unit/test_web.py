@@ -48,6 +48,7 @@ class FakeStore:
     digests: dict[str, str] = field(default_factory=lambda: {KNOWN: digest(TOKEN), SIBLING: digest(OTHER_TOKEN)})
     woken: set[str] = field(default_factory=set)
     calls: list[tuple[str, str, bool, str | None]] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)
     failure: Exception | None = None
     epoch_failure: Exception | None = None
     sweeper_age_s: float | None = 0.2
@@ -62,8 +63,19 @@ class FakeStore:
         self.counters["pushes_accepted" if is_accepted else "pushes_rejected"] += 1
         return verdict
 
+    def check_push(self, delegation_id: str, digest: str) -> bool:
+        self.checks.append(delegation_id)
+        self.ping()
+        is_right = self._is_right(delegation_id, digest)
+        if not is_right:
+            self.counters.update(["pushes_rejected", "pushes_refused_unread"])
+        return is_right
+
+    def _is_right(self, delegation_id: str, digest: str) -> bool:
+        return bool(digest) and self.digests.get(delegation_id) == digest
+
     def _verdict(self, delegation_id: str, digest: str, acceptable: bool) -> PushAnswer:
-        if not digest or self.digests.get(delegation_id) != digest:
+        if not self._is_right(delegation_id, digest):
             return PushAnswer.REFUSED
         if not acceptable:
             return PushAnswer.UNACCEPTABLE
@@ -231,14 +243,97 @@ def test_an_ended_delegation_is_unknown(door: Door) -> None:
 def test_a_missing_credential_is_counted_with_one_operation_and_its_body_is_not_waited_for(door: Door) -> None:
     """The rejection is seen at /metrics, and a stranger's body costs no reading."""
 
-    class Unreadable:
-        def read(self, size: int = -1) -> bytes:
-            raise AssertionError("read")
-
     answer = door.push(token=None, **chunked(Unreadable()))
     assert answer.status_code == 404
     assert [call[1:3] for call in door.store.calls] == [("", True)]
     assert door.store.counters == {"pushes_rejected": 1}
+
+
+class Unreadable:
+    def read(self, size: int = -1) -> bytes:
+        raise AssertionError("read")
+
+
+# ------------------------------------------------------------ a source that keeps failing
+
+
+def from_address(address: str) -> dict[str, Any]:
+    return {"environ_overrides": {"REMOTE_ADDR": address}}
+
+
+def failing(door: Door, address: str = "10.0.0.1", times: int = 30) -> None:
+    for _ in range(times):
+        assert door.push(token=OTHER_TOKEN, **from_address(address)).status_code == 404
+
+
+def test_a_source_that_keeps_failing_is_answered_alike_and_its_bodies_are_read_no_more(door: Door) -> None:
+    """The 31st wrong credential of a minute costs one store operation, and no reading."""
+    failing(door)
+    asked = len(door.store.calls)
+    unread = chunked(Unreadable())
+    unread["environ_overrides"] |= from_address("10.0.0.1")["environ_overrides"]
+    with capture_logs() as logged:
+        answers = [
+            door.push(token=OTHER_TOKEN, **unread),
+            door.push(token=None, **unread),
+            door.push(UNKNOWN, **unread),
+        ]
+    assert {str(shape(answer)) for answer in answers} == {str(shape(door.client.get("/no/such/page")))}
+    assert (len(door.store.calls), door.store.checks) == (asked, [KNOWN, KNOWN, UNKNOWN])
+    assert logged == [
+        {"event": "push.credentials_failing", "log_level": "warning", "source": "10.0.0.1", "failures": 31}
+    ]
+    assert door.store.counters == {"pushes_rejected": 33, "pushes_refused_unread": 3}
+    assert "delegation_pushes_refused_unread_total 3.0" in door.client.get("/metrics").get_data(as_text=True)
+
+
+def test_a_right_credential_is_never_limited_wherever_it_comes_from(door: Door) -> None:
+    """A good agent behind the same address as a noisy one is heard as before; nothing of it counts as a failure."""
+    failing(door, times=100)
+    for _ in range(50):
+        assert door.push(**from_address("10.0.0.1")).status_code == 202
+    assert door.wakes == [KNOWN]
+    assert door.store.calls[-1] == (KNOWN, digest(TOKEN), True, "COMPLETED")
+    assert door.push(content_type="text/html", **from_address("10.0.0.1")).status_code == 415
+    assert door.store.counters["pushes_accepted"] == 50
+    assert door.push(**from_address("10.0.0.2")).status_code == 202
+    assert len(door.store.checks) == 70 + 50 + 1
+
+
+def test_what_is_no_credential_is_not_counted_against_a_source(door: Door) -> None:
+    """Wrong methods, malformed ids, odd types and an outage say nothing of a credential."""
+    for _ in range(50):
+        assert door.push("x").status_code == 404
+        assert door.push(content_type="text/html").status_code == 415
+        assert door.client.get(f"/a2a/push/{KNOWN}").status_code == 405
+    door.store.failure = StoreUnavailable("down")
+    for _ in range(50):
+        assert door.push(token=OTHER_TOKEN).status_code == 503
+    door.store.failure = None
+    assert door.push(token=OTHER_TOKEN).status_code == 404
+    assert door.store.checks == []
+
+
+def test_an_outage_while_a_failing_source_is_checked_is_503(door: Door) -> None:
+    """Nobody is refused for our own trouble."""
+    failing(door)
+    door.store.failure = StoreUnavailable("down")
+    answer = door.push(**from_address("10.0.0.1"))
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+
+
+def test_behind_a_proxy_the_source_is_the_hop_it_added() -> None:
+    """What a client wrote further left moves nothing: neither its own count nor somebody else's."""
+    door = make_door(Settings(server=ServerSettings(trusted_proxies=1)))
+    with capture_logs() as logged:
+        for number in range(40):
+            forged = {"X-Forwarded-For": f"6.6.6.{number}, 10.0.0.9"}
+            assert door.push(token=OTHER_TOKEN, headers=forged, **from_address("127.0.0.1")).status_code == 404
+    assert [entry["source"] for entry in logged] == ["10.0.0.9"]
+    door.push(headers={"X-Forwarded-For": "10.0.0.9, 10.0.0.8"})
+    assert len(door.store.checks) == 10
+    door.push(headers={"X-Forwarded-For": "10.0.0.8, 10.0.0.9"})
+    assert len(door.store.checks) == 11
 
 
 # ------------------------------------------------------------ length and type

@@ -2,6 +2,7 @@
 
 ``DELEGATION_LOG_LEVEL`` beats what a process asks for, Celery's ``--loglevel`` included: one variable for all processes
 of ours. In the worker or the program of an app that is not ours, that app's own logging decides.
+Nothing is written before it went through ``delegation.redaction``, and no value begins a line of its own.
 """
 
 from __future__ import annotations
@@ -9,16 +10,28 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+from types import TracebackType
 
 import structlog
 
 from delegation.errors import ConfigurationError
+from workers.log_records import (
+    SafeFormatter,
+    SafeHandler,
+    exception_redacted,
+    record_redacted,
+    redact_event,
+    values_in_one_line,
+)
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 #: Of these, `httpx` would print the URL of each call to an agent at INFO, `a2a` tracebacks of what agents answer.
 QUIET_ANYWHERE = ("a2a", "httpx", "httpcore")
 #: Loggers that would print cards, URLs or every request at INFO.
 QUIET = (*QUIET_ANYWHERE, "amqp", "celery.redirected")
+#: Loggers whose own handlers write, in their own format.
+WITH_HANDLERS = ("gunicorn.error", "gunicorn.access")
 
 
 def configure_logging(level: int | str | None = None) -> None:
@@ -39,9 +52,9 @@ def configure_logging(level: int | str | None = None) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = SafeHandler(sys.stderr)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        SafeFormatter(
             foreign_pre_chain=shared,
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers()],
         )
@@ -53,9 +66,13 @@ def configure_logging(level: int | str | None = None) -> None:
     logging.getLogger("celery.apps.worker").setLevel(min(logging.INFO, root.level))
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-    # A line per received and per finished step, beside our own facts, says nothing new.
-    for name in ("celery.worker.strategy", "celery.app.trace"):
+    # A line per received and per finished step, beside our own facts, says nothing new; at DEBUG the pool's holds the
+    # arguments of tasks that are not ours.
+    for name in ("celery.worker.strategy", "celery.app.trace", "celery.pool"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    for name in WITH_HANDLERS:
+        logging.getLogger(name).addFilter(record_redacted)
+    _log_what_nobody_caught()
 
 
 def log_in_their_app() -> None:
@@ -69,9 +86,15 @@ def log_in_their_app() -> None:
     if structlog.is_configured():
         return
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, drop_empty_fields, _as_one_line],
+        processors=[
+            structlog.stdlib.filter_by_level,
+            drop_empty_fields,
+            redact_event,
+            values_in_one_line,
+            _as_one_line,
+        ],
         # Not structlog's own factory: that one replaces the class of all loggers that are made later.
-        logger_factory=logging.getLogger,
+        logger_factory=_logger_in_their_app,
     )
 
 
@@ -91,13 +114,42 @@ def _as_one_line(
     return (" ".join([str(event["event"]), *fields]),), for_logging
 
 
+def _logger_in_their_app(name: str = "delegation") -> logging.Logger:
+    """Ours by its name, so its filter sees our records alone; the handlers are theirs."""
+    logger = logging.getLogger(name)
+    logger.addFilter(exception_redacted)
+    return logger
+
+
 def _renderers() -> list[structlog.typing.Processor]:
     """Tracebacks without the values of variables, which hold texts and secrets."""
+    as_text: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, redact_event]
     if os.environ.get("DELEGATION_LOG") == "json":
-        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        return [*as_text, structlog.processors.JSONRenderer()]
     without_locals = structlog.dev.plain_traceback
     colors = sys.stderr.isatty()
-    return [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=32, exception_formatter=without_locals)]
+    console = structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=32, exception_formatter=without_locals)
+    return [*as_text, values_in_one_line, console]
+
+
+def _log_what_nobody_caught() -> None:
+    """Python would print such tracebacks itself. Somebody else's hook stays."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _uncaught
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _uncaught_in_thread
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, traceback)
+        return
+    logging.getLogger("delegation").critical("process.crashed", exc_info=(kind, error, traceback))
+
+
+def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
+        _uncaught(args.exc_type, args.exc_value, args.exc_traceback)
 
 
 def _level_of_environment() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -11,10 +12,19 @@ from typing import Any, TypeVar
 
 import structlog
 from celery import Celery, Task, shared_task, states
-from celery.exceptions import Ignore
+from celery.exceptions import Ignore, TaskPredicate
 
 from delegation.agent_task import TaskState
-from delegation.errors import AgentTaskFailed, StoreUnavailable, UnknownDelegation, UnknownWorkflow
+from delegation.errors import (
+    AgentTaskFailed,
+    CallerError,
+    OperatorError,
+    StaleWrite,
+    StepCrashed,
+    StoreUnavailable,
+    UnknownDelegation,
+    UnknownWorkflow,
+)
 from delegation.failpoints import failpoint
 from delegation.state import Delegation
 from delegation.steps import Aftermath
@@ -36,20 +46,38 @@ from workers.talk import REASON_LIMIT, want_cancel
 log = structlog.get_logger("delegation")
 
 R = TypeVar("R")
+#: Every id that we ever give a record.
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+#: What Celery may repeat in logs, results and events: our own words.
+_SAYABLE = (OperatorError, CallerError, AgentTaskFailed, StaleWrite, TaskPredicate, MemoryError)
 
 
 def hint(step: Callable[[Task[Any, Any], str], R]) -> Callable[[Task[Any, Any], str], R]:
-    """A message is a hint (law 1): without Redis, or for a record that is gone, it is dropped; the due index knows."""
+    """A message is a hint (law 1): without Redis, or for a record that is gone, it is dropped; the due index knows.
+
+    Whoever may write to Redis can forge one: what is no id names no key, and goes no further.
+    """
 
     @functools.wraps(step)
     def run(self: Task[Any, Any], record_id: str) -> R:
+        if not _is_id(record_id):
+            log.warning("delegation.step_refused", step=self.name)
+            raise Ignore
         try:
             return step(self, record_id)
         except (StoreUnavailable, UnknownDelegation, UnknownWorkflow) as error:
             log.warning("delegation.step_dropped", step=self.name, record_id=record_id[:128], code=error.code)
             raise Ignore from error
+        except _SAYABLE:
+            raise
+        except Exception as error:  # noqa: BLE001  what it says may be an agent's words (law 8)
+            raise StepCrashed(type(error).__name__).with_traceback(error.__traceback__) from None
 
     return run
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 @shared_task(bind=True, name="delegation.start_agent_task", **STEP)

@@ -1,4 +1,4 @@
-"""Fetch an AgentCard and check it before anything else is sent to its agent.
+"""Check an AgentCard before anything else is sent to its agent (card_fetch.py gets it, card_pipeline.py does both).
 
 A card is hostile input (A2A spec sections 4.4 and 8): what it may decide is which of the agent's own, configured
 origins is spoken to, in which binding. Whatever we could not live up to is refused here, before the first message.
@@ -6,24 +6,23 @@ origins is spoken to, in which binding. Whatever we could not live up to is refu
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from delegation.answers import PATH_SAFE_ID, load_json, one_line
-from delegation.errors import AgentRefused, AnswerTooLarge, CallAmbiguous, UnsupportedExtensionError
+from delegation.answers import PATH_SAFE_ID, one_line
+from delegation.errors import AgentRefused, UnsupportedExtensionError
 from delegation.origins import Origin, read_origin
-from delegation.outbound import GuardedTransport
-from delegation.replies import HTTP_JSON, JSONRPC, Question, explain_status, read_reply
+from delegation.replies import HTTP_JSON, JSONRPC
+from delegation.security import CredentialUse, choose_credentials
 from delegation.settings import AgentSettings
 from delegation.task_extension import TASK_EXTENSION
 
-CARD_PATH = "/.well-known/agent-card.json"
-CARD_DEADLINE_S = 10.0
 IMPLEMENTED_EXTENSIONS = frozenset({TASK_EXTENSION})
 BINDINGS = (JSONRPC, HTTP_JSON)
 
@@ -66,8 +65,14 @@ class CheckedCard:
     can_stream: bool = False
     skills: tuple[Skill, ...] = ()
     extensions: tuple[Extension, ...] = ()
+    credentials: tuple[CredentialUse, ...] = ()  #: of the agent's configured ones, those it is shown
     fetched_at: str = ""  #: RFC 3339, UTC
     raw: dict[str, Any] = field(repr=False, compare=False, default_factory=dict)
+
+    @property
+    def interface_key(self) -> str:
+        """The interface as a record keeps it; :func:`at_interface` reads it."""
+        return json.dumps(_entry_of(self.interface))
 
     @property
     def active_extensions(self) -> tuple[str, ...]:
@@ -84,43 +89,6 @@ def standard_headers(agent: AgentSettings, participant_id: str, *, extensions: t
     return headers
 
 
-def fetch_card(
-    agent: AgentSettings,
-    transport: GuardedTransport,
-    *,
-    participant_id: str,
-    max_bytes: int,
-    fetched_at: str = "",
-    deadline_s: float = CARD_DEADLINE_S,
-) -> CheckedCard:
-    """GET the card and check it.
-
-    Raises AgentRefused or UnsupportedExtensionError when the card, or its server, says no; AgentUnreachable,
-    AgentBusy or CallAmbiguous when it may be otherwise later.
-    """
-    return check_card(agent, _get_card(agent, transport, participant_id, max_bytes, deadline_s), fetched_at=fetched_at)
-
-
-def _get_card(
-    agent: AgentSettings, transport: GuardedTransport, participant_id: str, max_bytes: int, deadline_s: float
-) -> Any:
-    headers = standard_headers(agent, participant_id)
-    try:
-        answer = transport.get(agent.url + CARD_PATH, headers=headers, deadline_s=deadline_s, max_bytes=max_bytes)
-    except AnswerTooLarge as error:
-        raise AgentRefused(f"card_invalid: {error.detail}") from error
-    if 300 <= answer.status < 400:
-        raise AgentRefused(f"card: HTTP {answer.status}: a redirect, not followed; configure the url it leads to")
-    if answer.status == 200:
-        try:
-            return load_json(answer.body)
-        except CallAmbiguous as error:
-            raise AgentRefused(f"card_invalid: {error.detail}") from error
-    question = Question(method="card", binding=JSONRPC)
-    read_reply(question, answer.status, answer.headers, b"null")
-    raise explain_status(question, answer.status)
-
-
 def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> CheckedCard:
     """The facts of a card that `agent`'s settings accept. Raises AgentRefused or UnsupportedExtensionError. Pure.
 
@@ -128,13 +96,14 @@ def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> Check
     """
     if not isinstance(raw, dict):
         raise _invalid("not a JSON object")
+    _check_protocol(raw)
     _check_complete(raw)
     name, description, version = (_required_text(raw, key) for key in ("name", "description", "version"))
     interfaces = _optional(raw, "supportedInterfaces", list)
     capabilities = _optional(raw, "capabilities", dict)
     skills = tuple(_objects(raw, "skills"))
     extensions = tuple(_read_extensions(capabilities))
-    _check_security(raw, skills)
+    credentials = choose_credentials(raw, agent.auth)
     _check_extensions(extensions)
     _check_version(agent, version)
     return CheckedCard(
@@ -146,9 +115,24 @@ def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> Check
         can_stream=_flag(capabilities, "streaming"),
         skills=tuple(_read_skill(skill) for skill in skills),
         extensions=extensions,
+        credentials=credentials,
         fetched_at=fetched_at,
         raw=raw,
     )
+
+
+def at_interface(agent: AgentSettings, card: CheckedCard, key: str) -> CheckedCard:
+    """The card with the interface of `key`, if the settings still allow it: a delegation keeps the one it went to."""
+    try:
+        return replace(card, interface=choose_interface(agent, [json.loads(key)])) if key else card
+    except (ValueError, AgentRefused):
+        return card
+
+
+def _entry_of(interface: Interface) -> dict[str, str]:
+    named = {"url": interface.url, "protocolBinding": interface.binding}
+    named |= {"protocolVersion": interface.protocol_version}
+    return named | ({"tenant": interface.tenant} if interface.tenant else {})
 
 
 def choose_interface(agent: AgentSettings, interfaces: list[Any]) -> Interface:
@@ -193,16 +177,6 @@ def allowed_origins(agent: AgentSettings) -> frozenset[Origin]:
     return frozenset(read_origin(url) for url in (agent.url, *agent.origins))
 
 
-def _check_security(raw: dict[str, Any], skills: tuple[dict[str, Any], ...]) -> None:
-    schemes = _optional(raw, "securitySchemes", dict)
-    if schemes:
-        raise UnsupportedExtensionError(f"card declares security schemes: {one_line(', '.join(schemes), 100)}")
-    for place, where in ((raw, "card"), *((skill, f"skill {_name(skill)}") for skill in skills)):
-        for key in ("securityRequirements", "security"):
-            if place.get(key):
-                raise UnsupportedExtensionError(f"{where} declares {key}")
-
-
 def _check_extensions(extensions: tuple[Extension, ...]) -> None:
     required = [e.uri for e in extensions if e.required and e.uri not in IMPLEMENTED_EXTENSIONS]
     if required:
@@ -234,10 +208,6 @@ def _read_skill(skill: dict[str, Any]) -> Skill:
     return Skill(**texts)
 
 
-def _name(skill: dict[str, Any]) -> str:
-    return one_line(skill.get("id"), 40) or "without id"
-
-
 def _flag(owner: dict[str, Any], key: str) -> bool:
     value = owner.get(key)
     if value is not None and not isinstance(value, bool):
@@ -250,6 +220,13 @@ def _objects(owner: dict[str, Any], key: str) -> list[dict[str, Any]]:
     if not all(isinstance(entry, dict) for entry in entries):
         raise _invalid(f"{key} holds something other than objects")
     return list(entries)
+
+
+def _check_protocol(raw: dict[str, Any]) -> None:
+    """A card of version 0.3 is told as that: it has a url of its own and no interfaces. Mixed cards are of ours too."""
+    version = raw.get("protocolVersion")
+    if not raw.get("supportedInterfaces") and isinstance(version, str) and version.startswith("0."):
+        raise AgentRefused(f"version_unsupported: {one_line(version, 20)}")
 
 
 def _check_complete(raw: dict[str, Any]) -> None:

@@ -5,20 +5,49 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import redis
 
+from delegation.access import AgentAccess
 from delegation.card_cache import CardCache
-from delegation.cards import CARD_DEADLINE_S, CheckedCard, allowed_origins
+from delegation.card_changes import Changes, compare
+from delegation.card_fetch import CARD_DEADLINE_S
+from delegation.card_keys import load_keys
+from delegation.card_pipeline import CardPipeline
+from delegation.card_verdict import Verdict
+from delegation.cards import CheckedCard, Interface, Skill, at_interface, check_card
 from delegation.client import AgentClient
 from delegation.errors import AgentError
+from delegation.origins import read_origin
 from delegation.outbound import GuardedTransport
+from delegation.security import describe_credentials
 from delegation.settings import AgentSettings, Settings
+from delegation.texts import NAME_CHARS, SKILL_DESCRIPTION_CHARS, clean, clean_or_warn
+from delegation.tls import make_context
 from delegation.watch import choose
 
 #: A roster of hanging agents is described in about the time of one.
 DESCRIBE_THREADS = 16
+EXTENDED_DEADLINE_S = 5.0
+#: A card may name thousands.
+MOST_SKILLS = 50
+_NAMES = (
+    *("id", "name", "version", "accepted", "paused", "reason", "watch", "skills"),
+    *("auth", "signed", "fingerprint", "card_fetched_at"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Review:
+    """An agent's card as it is now, and what has changed since one was accepted."""
+
+    agent: AgentSettings
+    found: Verdict
+    accepted: Verdict | None
+    changes: Changes
 
 
 class Roster:
@@ -37,17 +66,19 @@ class Roster:
         card_patience_s: float = CARD_DEADLINE_S + 2,
     ) -> None:
         self._settings = settings
-        self._transports: dict[str, GuardedTransport] = {}
-        self._clients: dict[tuple[str, str], tuple[int, AgentClient]] = {}
-        self._cards = CardCache(
-            client,
-            card_key,
-            transport_of=self._transport,
+        self._accesses: dict[str, AgentAccess] = {}
+        self._keys_transports: dict[str, GuardedTransport] = {}
+        self._clients: dict[tuple[str, str, Interface], tuple[int, AgentClient]] = {}
+        max_bytes = settings.limits.card_bytes
+        pipeline = CardPipeline(
+            transport_of=lambda agent: self._access(agent).cards,
+            keys_of=lambda agent: load_keys(agent, self._keys_transport),
+            extended_of=self._extended_card,
             participant_id=settings.server.participant_id,
             ttl_s=settings.timing.card_ttl.total_seconds(),
-            max_bytes=settings.limits.card_bytes,
-            patience_s=card_patience_s,
+            max_bytes=max_bytes,
         )
+        self._cards = CardCache(client, card_key, pipeline, max_bytes=max_bytes, patience_s=card_patience_s)
 
     def config(self, agent_id: str) -> AgentSettings:
         """Raises UnknownAgent, which names the valid ids."""
@@ -56,25 +87,21 @@ class Roster:
     def card(self, agent_id: str) -> CheckedCard:
         """The agent's card as it is now, for new work.
 
-        Raises UnknownAgent; AgentRefused or UnsupportedExtensionError when it is refused; AgentUnreachable, AgentBusy
-        or CallAmbiguous when that is not known now; StoreUnavailable.
+        Raises UnknownAgent; AgentRefused or UnsupportedExtensionError when it is refused; AgentPaused when it changed
+        and an operator has to accept it first; AgentUnreachable, AgentBusy or CallAmbiguous when that is not known now;
+        StoreUnavailable.
         """
         return self._cards.get(self.config(agent_id))
 
-    def client(self, agent_id: str, participant_id: str | None = None) -> AgentClient:
+    def client(self, agent_id: str, participant_id: str | None = None, interface: str = "") -> AgentClient:
         """A client for the agent that calls it as `participant_id` (None: the settings'), kept while its card is alike.
 
-        Where there is no card now, the last accepted one serves: what is under way keeps the interface it started
-        with (ask :meth:`card` before new work). Raises as :meth:`card` does if there never was one.
+        The last accepted card serves, fresh or not: no look at what is under way fetches one (ask :meth:`card` before
+        new work). `interface` is the one it was sent to (`CheckedCard.interface_key`), whatever the card names by now.
+        Raises as :meth:`card` does if there never was a card.
         """
         agent = self.config(agent_id)
-        try:
-            card = self._cards.get(agent)
-        except AgentError:
-            accepted = self._cards.last_accepted(agent)
-            if accepted is None:
-                raise
-            card = accepted
+        card = at_interface(agent, self._cards.under_way(agent) or self._cards.get(agent), interface)
         return self._client_for(agent, card, participant_id or self._settings.server.participant_id)
 
     def describe(self) -> list[dict[str, Any]]:
@@ -86,27 +113,69 @@ class Roster:
         with ThreadPoolExecutor(max_workers=DESCRIBE_THREADS, thread_name_prefix="roster") as threads:
             return list(threads.map(self._describe, agents))
 
+    def review(self, agent_id: str) -> Review:
+        """What there is to accept of an agent's card, fetched at this moment.
+
+        Raises UnknownAgent, and as :meth:`card` does when there is no card to accept.
+        """
+        agent = self.config(agent_id)
+        verdict, accepted = self._cards.review(agent)
+        if verdict.kind and not verdict.is_paused:
+            raise verdict.error()
+        changes = (
+            Changes() if accepted is None or not verdict.is_paused else compare(agent, accepted.card, verdict.card)
+        )
+        return Review(agent=agent, found=verdict, accepted=accepted, changes=changes)
+
+    def accept(self, review: Review) -> bool:
+        """Let new work go by the card that was reviewed. False if its server shows another one by now."""
+        return self._cards.accept(review.agent, review.found)
+
     def close(self) -> None:
         """Close this process's connections to agents."""
-        for transport in self._transports.values():
+        for access in self._accesses.values():
+            access.close()
+        for transport in self._keys_transports.values():
             transport.close()
 
     def _describe(self, agent: AgentSettings) -> dict[str, Any]:
         try:
-            card = self._cards.get(agent)
+            kept = self._cards.look(agent)
         except AgentError as error:
             return _row(agent, reason=f"{error.code}: {error.detail}")
-        return _row(
+        verdict, outcome = kept.verdict, kept.outcome
+        row = _row(
             agent,
-            name=card.name,
-            accepted=True,
-            watch=choose(agent.updates, card, base_url=self._settings.server.base_url).value,
-            skills=[{"id": skill.id, "name": skill.name, "description": skill.description} for skill in card.skills],
-            card_fetched_at=card.fetched_at,
+            paused=verdict.is_paused,
+            signed=verdict.signed or None,
+            fingerprint=verdict.fingerprint or None,
+            card_fetched_at=verdict.fetched_at if verdict.card else None,
         )
+        if isinstance(outcome, CheckedCard):
+            return row | self._facts(agent, outcome) | self._readiness(agent, outcome)
+        row |= {"reason": f"{outcome.code}: {outcome.detail}"}
+        return row | self._facts(agent, check_card(agent, verdict.card)) if verdict.is_paused else row
+
+    def _facts(self, agent: AgentSettings, card: CheckedCard) -> dict[str, Any]:
+        skills = enumerate(card.skills[:MOST_SKILLS])
+        return {
+            "name": clean_or_warn(card.name, NAME_CHARS, agent=agent.id, field="name"),
+            "version": clean(card.version, NAME_CHARS),
+            "auth": describe_credentials(card.credentials, agent.auth) or None,
+            "watch": choose(agent.updates, card, base_url=self._settings.server.base_url).value,
+            "skills": [_skill(agent, skill, f"skills.{position}") for position, skill in skills],
+        }
+
+    def _readiness(self, agent: AgentSettings, card: CheckedCard) -> dict[str, Any]:
+        """Whether work can go there now: what the agent is to be shown has to be there, a token included."""
+        try:
+            self._access(agent).credentials(card.credentials).sign()
+        except AgentError as error:
+            return {"accepted": False, "reason": f"{error.code}: {error.detail}"}
+        return {"accepted": True}
 
     def _client_for(self, agent: AgentSettings, card: CheckedCard, participant_id: str) -> AgentClient:
-        key = (agent.id, participant_id)
+        key = (agent.id, participant_id, card.interface)
         pid, client = self._clients.get(key, (0, None))
         if client is not None and pid == os.getpid() and _speaks_alike(client.card, card):
             return client
@@ -114,26 +183,51 @@ class Roster:
             agent,
             card,
             participant_id,
-            transport=self._transport(agent),
+            transport=self._access(agent).calls,
             limits=self._settings.limits,
+            credentials=self._access(agent).credentials(card.credentials),
             stream_start_s=self._settings.timing.stream_start.total_seconds(),
         )
         self._clients[key] = (os.getpid(), client)  # two threads may both build one; the last stays, both work
         return client
 
-    def _transport(self, agent: AgentSettings) -> GuardedTransport:
-        transport = self._transports.get(agent.id)
-        return transport or self._transports.setdefault(agent.id, GuardedTransport(allowed_origins(agent)))
+    def _access(self, agent: AgentSettings) -> AgentAccess:
+        access = self._accesses.get(agent.id)
+        return access or self._accesses.setdefault(agent.id, AgentAccess(agent))
+
+    def _extended_card(self, agent: AgentSettings, card: CheckedCard) -> Any:
+        client = self._client_for(agent, card, self._settings.server.participant_id)
+        return client.extended_card(deadline_s=EXTENDED_DEADLINE_S)
+
+    def _keys_transport(self, agent: AgentSettings) -> GuardedTransport:
+        """To the origin of the agent's `signature_keys` alone; it is shown no credentials."""
+        transport = self._keys_transports.get(agent.id)
+        if transport is None:
+            made = GuardedTransport(
+                [read_origin(agent.signature_keys or "")],
+                make_tls=partial(make_context, agent.ca_bundle, ()),
+                proxy=agent.proxy,
+            )
+            transport = self._keys_transports.setdefault(agent.id, made)
+        return transport
 
 
 def _speaks_alike(one: CheckedCard, other: CheckedCard) -> bool:
-    return (one.interface, one.can_stream, one.active_extensions) == (
-        other.interface,
-        other.can_stream,
-        other.active_extensions,
+    return all(
+        getattr(one, name) == getattr(other, name)
+        for name in ("interface", "can_stream", "active_extensions", "credentials")
     )
 
 
+def _skill(agent: AgentSettings, skill: Skill, field: str) -> dict[str, str]:
+    return {
+        "id": clean(skill.id, NAME_CHARS),
+        "name": clean_or_warn(skill.name, NAME_CHARS, agent=agent.id, field=f"{field}.name"),
+        "description": clean_or_warn(
+            skill.description, SKILL_DESCRIPTION_CHARS, agent=agent.id, field=f"{field}.description"
+        ),
+    }
+
+
 def _row(agent: AgentSettings, **facts: Any) -> dict[str, Any]:
-    names = ("id", "name", "accepted", "reason", "watch", "skills", "card_fetched_at")
-    return dict.fromkeys(names) | {"id": agent.id, "accepted": False, "skills": []} | facts
+    return dict.fromkeys(_NAMES) | {"id": agent.id, "accepted": False, "paused": False, "skills": []} | facts

@@ -14,11 +14,13 @@ from rich.text import Text
 
 from delegation.agent_task import TaskState
 from delegation.endings import receipt
+from delegation.errors import AgentPaused, AuthenticationRefused, CredentialUnavailable
 from delegation.state import Delegation, Phase
+from delegation.texts import NAME_CHARS, clean, printable
 from delegation.workflow import Workflow, WorkflowState
 from workers.cli_question import how_to_answer, question_line, question_text, size_text
 from workers.descriptions import CANCELLED, away_since, describe_continuation, is_asking
-from workers.printable import json_text, many_lines, one_line
+from workers.printable import json_text, one_line
 
 _STYLES = {
     "COMPLETED": "green",
@@ -35,6 +37,7 @@ _STYLES = {
 #: Where nobody looks, nothing is folded or cut; so a line is a record, for grep and awk.
 _UNBOUNDED = 100_000
 _TEXT_LIMIT = 200
+_NOTE_LIMIT = 1000
 #: Artifacts that `show` describes; `show --artifacts` has them all.
 _MOST_ARTIFACTS = 20
 
@@ -66,7 +69,7 @@ def fitted(table: Table) -> Table:
 
 
 def delegations_table(delegations: Sequence[Delegation], now: float) -> Table:
-    table = _table("ID", "AGENT", "STATE", "WATCH", "TIME", "TEXT")
+    table = plain_table("ID", "AGENT", "STATE", "WATCH", "TIME", "TEXT")
     for each in delegations:
         watch = each.progress.watch.value if each.progress.watch else "-"
         table.add_row(each.id, each.agent, state_text(each), watch, time_taken(each, now), _news(each))
@@ -93,7 +96,7 @@ def workflow_table(workflow: Workflow, children: Sequence[Delegation], now: floa
 
 def inbox_table(delegations: Sequence[Delegation], now: float) -> Table:
     """``ASKED`` is the age of the question, ``LEFT`` the time to the deadline."""
-    table = _table("ID", "AGENT", "STATE", "ASKED", "LEFT", "QUESTION")
+    table = plain_table("ID", "AGENT", "STATE", "ASKED", "LEFT", "QUESTION")
     for each in delegations:
         asked = duration(now - each.progress.question.asked_at) if each.progress.question else "-"
         question = question_line(each, _TEXT_LIMIT)
@@ -103,16 +106,16 @@ def inbox_table(delegations: Sequence[Delegation], now: float) -> Table:
 
 def receipts_table(children: Sequence[Mapping[str, Any]]) -> Table:
     """``id agent state cancel`` of each child of a workflow that was cancelled."""
-    table = _table("ID", "AGENT", "STATE", "CANCEL")
+    table = plain_table("ID", "AGENT", "STATE", "CANCEL")
     for each in children:
         table.add_row(each["id"], each["agent"], _coloured(each["state"]), each["cancel"] or "-")
     return table
 
 
 def notes_table(notes: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("AT", "AGENT", "NOTE")
+    table = plain_table("AT", "AGENT", "NOTE")
     for each in notes:
-        table.add_row(each["at"] or "-", each["agent"] or "-", Text(one_line(each["text"])))
+        table.add_row(each["at"] or "-", each["agent"] or "-", Text(clean(each["text"], _NOTE_LIMIT)))
     return table
 
 
@@ -149,7 +152,7 @@ def _workflow_row(workflow: Workflow, children: int, now: float) -> list[Text | 
 
 def workflows_table(workflows: Sequence[tuple[Workflow, int]], now: float) -> Table:
     """Each with the number of its children; ``LEFT`` is the time to the deadline."""
-    table = _table("ID", "STATE", "UNRESOLVED", "AGE", "LEFT", "NAME")
+    table = plain_table("ID", "STATE", "UNRESOLVED", "AGE", "LEFT", "NAME")
     for each, children in workflows:
         unresolved = f"{each.unresolved} of {children}"
         age, left = duration(now - each.created_at), workflow_time_left(each, now) or "-"
@@ -161,16 +164,6 @@ def workflow_time_left(workflow: Workflow, now: float) -> str:
     """To its deadline; empty where it has ended, or has none."""
     is_over = workflow.state.is_ended or workflow.state is WorkflowState.CANCELING
     return "" if is_over or workflow.deadline_at is None else duration(workflow.deadline_at - now)
-
-
-def agents_table(agents: Sequence[dict[str, Any]]) -> Table:
-    table = _table("ID", "NAME", "ACCEPTED", "WATCH", "SKILLS OR REASON")
-    for agent in agents:
-        skills = ", ".join(one_line(str(skill["name"]), 40) for skill in agent["skills"])
-        accepted = Text("yes", style="green") if agent["accepted"] else Text("no", style="red")
-        said = skills if agent["accepted"] else one_line(str(agent["reason"]), _TEXT_LIMIT)
-        table.add_row(agent["id"], one_line(agent["name"] or "-", 40), accepted, agent["watch"] or "-", Text(said))
-    return table
 
 
 def print_delegation(console: Console, each: Delegation, history: Sequence[dict[str, Any]], now: float) -> None:
@@ -185,7 +178,7 @@ def print_delegation(console: Console, each: Delegation, history: Sequence[dict[
     print_table(console, history_table(history))
     if each.outcome is not None and each.outcome.text:
         click.echo()
-        click.echo(many_lines(each.outcome.text))
+        click.echo(printable(each.outcome.text))
 
 
 def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
@@ -201,7 +194,7 @@ def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
         "phase": each.phase.value,
         "watch": progress.watch.value if progress.watch else None,
         "agent task": progress.agent_task_id,
-        "status": progress.status_text if outcome else "" if asks else words(each),
+        "status": clean(progress.status_text, 500) if outcome else "" if asks else words(each),
         "reason": outcome.reason if outcome else None,
         "time": time_taken(each, now),
         "time left": _time_left(each, now),
@@ -242,21 +235,21 @@ def _artifact_lines(each: Delegation) -> list[str]:
 
 def _artifact_line(each: Delegation, artifact: Mapping[str, Any]) -> str:
     named = artifact.get("name") or artifact.get("id") or "(no name)"
-    facts = (one_line(str(artifact.get("media_type") or ""), 80), size_text(artifact.get("size") or 0))
-    line = f"{one_line(str(named), 80)} ({', '.join(filter(None, facts))})"
+    facts = (clean(artifact.get("media_type"), NAME_CHARS), size_text(artifact.get("size") or 0))
+    line = f"{clean(named, NAME_CHARS)} ({', '.join(filter(None, facts))})"
     if not artifact.get("omitted"):
         return line
     return f"{line}: too large to keep; ask {each.agent} again: GetTask {one_line(str(each.progress.agent_task_id))}"
 
 
 def artifact_names(names: Sequence[str]) -> str:
-    return ", ".join(one_line(name, 80) for name in names)
+    return ", ".join(clean(name, NAME_CHARS) for name in names)
 
 
 def history_table(history: Sequence[dict[str, Any]]) -> Table:
-    table = _table("AT", "CAUSE", "PHASE", "STATE", "TEXT")
+    table = plain_table("AT", "CAUSE", "PHASE", "STATE", "TEXT")
     for entry in history:
-        text = Text(one_line(entry["text"], _TEXT_LIMIT))
+        text = Text(clean(entry["text"], _TEXT_LIMIT))
         table.add_row(str(entry["at"]), entry["cause"], entry["phase"], _coloured(entry["state"]), text)
     return table
 
@@ -333,13 +326,13 @@ def words(each: Delegation) -> str:
     """What its agent says, in one line, or why it says nothing."""
     if each.outcome is not None:
         reason = f"{each.outcome.reason}: " if each.outcome.reason else ""
-        return one_line(reason + each.outcome.text, _TEXT_LIMIT)
+        return clean(reason + each.outcome.text, _TEXT_LIMIT)
     if unavailable := _unavailable(each):
         return unavailable
     if is_asking(each):
         return question_line(each, _TEXT_LIMIT)
     waiting = "waiting for a worker" if each.phase is Phase.OPENED else ""
-    return one_line(each.progress.status_text, _TEXT_LIMIT) or waiting
+    return clean(each.progress.status_text, _TEXT_LIMIT) or waiting
 
 
 def turn_text(each: Delegation) -> str:
@@ -361,20 +354,29 @@ def _time_left(each: Delegation, now: float) -> str:
     return duration(deadline_at - now) if deadline_at and each.outcome is None else ""
 
 
+#: By the code of the last failure; all others are "agent unavailable".
+_ABSENCES = {
+    AuthenticationRefused.code: "agent refuses our credentials",
+    CredentialUnavailable.code: "our credentials for the agent cannot be had",
+    AgentPaused.code: "agent paused for its changed card",
+}
+
+
 def _unavailable(each: Delegation) -> str:
     """Since when calls to its agent fail; empty while they do not, or nobody waits for the agent."""
     since = away_since(each)
     if since is None:
         return ""
     at = datetime.fromtimestamp(since, UTC).strftime("%H:%M:%S")
-    return f"agent unavailable since {at}, tried {_times(each.progress.failures)}"
+    what = _ABSENCES.get(each.progress.failing_code, "agent unavailable")
+    return f"{what} since {at}, tried {_times(each.progress.failures)}"
 
 
 def _coloured(state: str) -> Text:
     return Text(state, style=_STYLES.get(state, ""))
 
 
-def _table(*headings: str) -> Table:
+def plain_table(*headings: str) -> Table:
     """The last column is cut where the terminal ends, no other."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for heading in headings[:-1]:

@@ -17,7 +17,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from delegation.agent_task import AgentTaskId
-from delegation.card_cache import REFUSAL_TTL_S
+from delegation.card_changes import fingerprint
+from delegation.card_pipeline import REFUSAL_TTL_S
 from delegation.errors import (
     AgentRefused,
     AgentUnreachable,
@@ -154,7 +155,7 @@ def test_a_refusal_is_kept_for_a_short_time_with_its_reason(
     """Shown to everybody, and asked again soon."""
     cards.change(**SECURITY)
     for _ in range(2):
-        with pytest.raises(UnsupportedExtensionError, match="security schemes: key"):
+        with pytest.raises(UnsupportedExtensionError, match="key"):
             make_roster(agent(cards.url)).card("helper")
     assert cards.asked() == 1
     assert 0 < store.ttl("card:helper") <= REFUSAL_TTL_S
@@ -229,7 +230,8 @@ def test_the_roster_shows_everybody_and_nobody_stops_it(
             server={"base_url": "http://127.0.0.1:8000"},
         )
         down, refused, helper = roster.describe()
-    names = ["id", "name", "accepted", "reason", "watch", "skills", "card_fetched_at"]
+    names = ["id", "name", "version", "accepted", "paused", "reason", "watch", "skills"]
+    names += ["auth", "signed", "fingerprint", "card_fetched_at"]
     assert [list(row) for row in (down, refused, helper)] == [names] * 3
     assert (down["id"], down["accepted"]) == ("down", False)
     assert down["reason"].startswith("agent.unavailable: ")
@@ -241,10 +243,15 @@ def test_the_roster_shows_everybody_and_nobody_stops_it(
     assert {**helper, "card_fetched_at": None} == {
         "id": "helper",
         "name": "Helper",
+        "version": "1.0",
         "accepted": True,
+        "paused": False,
         "reason": None,
         "watch": "push",
         "skills": [{"id": "s", "name": "S", "description": "does"}],
+        "auth": None,
+        "signed": "no",
+        "fingerprint": fingerprint(cards.card),
         "card_fetched_at": None,
     }
 
@@ -267,12 +274,15 @@ def forget_card(roster: Roster, store: redis.Redis) -> None:
 def test_a_client_lives_as_long_as_its_interface(
     cards: CardServer, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:
-    """Case C047: a moved interface is found once the card is fetched again."""
+    """Case C047: a moved interface is found once new work has the card fetched again, and no sooner."""
     roster = make_roster(agent(cards.url), timing=TimingSettings(card_ttl=1))
     first = roster.client("helper")
     assert roster.client("helper") is first
     cards.change(path="/rpc2", description="changed")
     forget_card(roster, store)
+    assert roster.client("helper") is first
+    assert cards.asked() == 1
+    roster.card("helper")
     second = roster.client("helper")
     assert second is not first
     second.get_task(AgentTaskId("t1"), deadline_s=5)
@@ -287,7 +297,7 @@ def test_a_client_calls_as_whoever_delegated(cards: CardServer, make_roster: Cal
         assert cards.server.seen[-1].headers["x-participant-id"] == sent
     assert roster.client("helper") is roster.client("helper", "today")
     assert roster.client("helper", "before") is roster.client("helper", "before")
-    assert cards.server.connections == 1
+    assert cards.server.connections == 2  # cards are fetched with credentials of their own
 
 
 def test_a_client_learns_what_its_card_offers_anew(
@@ -299,6 +309,7 @@ def test_a_client_learns_what_its_card_offers_anew(
     offers = {"streaming": True, "extensions": [{"uri": TASK_EXTENSION, "required": True}]}
     cards.change(capabilities=offers)
     forget_card(roster, store)
+    roster.card("helper")
     client = roster.client("helper")
     assert client.card.can_stream
     client.get_task(AgentTaskId("t1"), deadline_s=5)

@@ -15,7 +15,8 @@ from bench.progress import say
 from bench.stage import Scale
 from bench.table import Goal, Row
 from delegation.agent_task import AgentTask, AgentTaskId, ContextId, OutgoingMessage, TaskState
-from delegation.cards import CheckedCard, allowed_origins, fetch_card, standard_headers
+from delegation.card_fetch import fetch_card
+from delegation.cards import CheckedCard, allowed_origins, standard_headers
 from delegation.client import HISTORY, AgentClient
 from delegation.outbound import KEEPALIVE_S, MAX_CONNECTIONS, GuardedTransport
 from delegation.settings import AgentSettings, LimitSettings

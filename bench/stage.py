@@ -19,7 +19,16 @@ from bench.reference_app import NOTE as REFERENCE_NOTE
 from bench.reference_app import make_reference_app
 from delegation.settings import RedisSettings, TimingSettings
 from delegation.store import Store
-from tests.support.processes import CeleryWorker, ChildProcess, Deployment, ScriptedAgent, Web, wait_until
+from tests.support.processes import (
+    CeleryWorker,
+    ChildProcess,
+    Deployment,
+    ScriptedAgent,
+    ValkeyProcess,
+    Web,
+    wait_until,
+)
+from tests.support.redis_users import ADMIN
 from workers.celery_settings import END_QUEUE, QUEUE, celery_prefix
 from workers.runtime import reset_runtime, runtime
 
@@ -107,13 +116,15 @@ def stage(
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         directory = Path(name)
         handles = {agent_id: ScriptedAgent(directory, name=agent_id, **dict(c)) for agent_id, c in agents.items()}
+        valkey = ValkeyProcess(directory / "valkey")
         deployment = Deployment(
             directory,
             agents=handles,
             timing={**production_timing(), **(timing or {})},
-            config={"celery": {"app": "bench.app:app"}},
+            config={"celery": {"app": "bench.app:app"}, "redis": {"url": valkey.url(user=ADMIN)}},
             env={"DELEGATION_LOG_LEVEL": "WARNING"},
             workers=0,
+            valkey=valkey,
         )
         deployment.web = web(deployment, "web.wsgi:app")
         with deployment, _settings_of(deployment):
@@ -167,7 +178,7 @@ def _settings_of(deployment: Deployment) -> Iterator[None]:
 
 
 def _reference_of(deployment: Deployment) -> Celery:
-    elsewhere = RedisSettings.model_validate({"url": deployment.valkey.url(1)})
+    elsewhere = RedisSettings.model_validate({"url": deployment.valkey.url(1, user=ADMIN)})
     return make_reference_app(deployment.settings().model_copy(update={"redis": elsewhere}))
 
 
@@ -179,7 +190,7 @@ def _start_workers(made: Stage, *, worker: bool, reference: bool) -> None:
         started.append(_start_worker(deployment, "bench.app:app", {}))
         made.app.tasks[NOTE].delay()
     if reference:
-        env = {"DELEGATION_REDIS__URL": deployment.valkey.url(1)}
+        env = {"DELEGATION_REDIS__URL": deployment.valkey.url(1, user=ADMIN)}
         started.append(_start_worker(deployment, "bench.reference_app:app", env))
         made.reference.tasks[REFERENCE_NOTE].delay()
     for each, is_reference in zip(started, [False, True] if worker else [True], strict=False):

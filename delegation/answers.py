@@ -13,17 +13,21 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import MappingProxyType
 from typing import Any
 
 from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, Artifact, ContextId, TaskState, read_state
 from delegation.errors import AnswerTooLarge, CallAmbiguous
+from delegation.texts import clean
 
 #: Ids that may stand in a path unescaped, as the SDK's HTTP+JSON client puts them there: no slash, no dot segments.
 PATH_SAFE_ID = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}")
 _READABLE_ID = re.compile(r"[\x21-\x7e]{1,256}")
 MAX_DEPTH = 64
+#: Values and keys of one answer. Parsed, each takes some 100 bytes, however few it was sent in: 8 MiB of `[],` would
+#: be 230 MB. A table of 10,000 rows and ten columns has 110,000; a text is one, however long.
+MAX_VALUES = 125_000
 MAX_ID = 1024
 LONGEST_MESSAGE_ID = 256
 MAX_ARTIFACTS = 1_000
@@ -34,29 +38,58 @@ _CONTENTS = ("text", "raw", "url", "data")
 _TIMESTAMP = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,18}))?)? ?(?:([Zz])|([+-])(\d\d):?(\d\d)?)?"
 )
+#: What becomes an object, in JSON without escapes: a string, a container, a number or word.
+_VALUE = re.compile(rb'"[^"]*"?|[\[{]|[^\s"\[\]{},:]+')
 # Not JSON, but some write them; protobuf's JSON spells these numbers as strings, and a string can be stored.
 _DECODER = json.JSONDecoder(parse_constant=str)
 _NOTHING_SAID: Mapping[str, Any] = MappingProxyType({})
 
 
 def load_json(body: bytes) -> Any:
-    """The JSON value in `body`; CallAmbiguous when it is none (bad UTF-8, endless depth, a 5,000-digit integer)."""
+    """The JSON value in `body`; CallAmbiguous when it is none (bad UTF-8, a 5,000-digit integer), or nested too deeply.
+
+    What is kept is read again by other parsers, Redis's own among them: none of them must meet its limit.
+    AnswerTooLarge where it holds more than MAX_VALUES, before any of them takes memory.
+    """
+    if count_values(body, MAX_VALUES) > MAX_VALUES:
+        raise AnswerTooLarge(f"the answer holds more than {MAX_VALUES} values")
     try:
-        return _DECODER.decode(body.decode("utf-8-sig"))
+        value = _DECODER.decode(body.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise CallAmbiguous(f"the answer is not JSON ({type(error).__name__})") from None
+    if body.count(b"{") + body.count(b"[") > MAX_DEPTH and _is_deeper_than(value, MAX_DEPTH):
+        raise CallAmbiguous(f"the answer is nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def count_values(body: bytes, limit: int) -> int:
+    """The number of values and keys in `body`: exact above `limit`, as far as one above; below, perhaps too high."""
+    separators = 1 + sum(map(body.count, (b",", b":", b"[", b"{")))
+    if separators <= limit:
+        return separators
+    # Most of them may stand in texts. Without escapes, a quote begins or ends a string.
+    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    return sum(1 for _ in islice(_VALUE.finditer(plain), limit + 1))
+
+
+def _is_deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        level = [
+            child
+            for owner in level
+            if isinstance(owner, dict | list)
+            for child in (owner.values() if isinstance(owner, dict) else owner)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def one_line(text: object, limit: int = 200, secrets: tuple[str, ...] = ()) -> str:
-    """Text of an agent, fit for one line of ours: no control characters, no URL queries, none of our secrets."""
-    if not isinstance(text, str):
-        return ""
-    line = text[: limit * 20]
-    for secret in secrets:
-        line = line.replace(secret, "***")
-    line = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", line)
-    line = " ".join("".join(char if char.isprintable() else " " for char in line).split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    """Text of an agent, fit for one line of ours: clean (texts.clean), without URL queries and our secrets."""
+    return clean(text, limit, secrets=secrets, with_queries=False)
 
 
 def read_task(raw: object) -> AgentTask:
@@ -314,9 +347,11 @@ def read_text(value: object) -> str:
     """A string that can be encoded: JSON escapes allow lone surrogates, UTF-8 does not."""
     if not isinstance(value, str):
         return ""
-    if value.isascii():
-        return value
-    return value.encode("utf-8", "replace").decode("utf-8")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return value.encode("utf-8", "replace").decode("utf-8")
+    return value  # itself: 8 MiB with one emoji in it take 32 MB
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from a2a.client import Client, ClientConfig, ClientFactory
@@ -23,6 +23,7 @@ from a2a.types import (
     AuthenticationInfo,
     CancelTaskRequest,
     DeleteTaskPushNotificationConfigRequest,
+    GetExtendedAgentCardRequest,
     GetTaskRequest,
     ListTasksRequest,
     Message,
@@ -36,12 +37,29 @@ from a2a.types import (
 from google.protobuf.struct_pb2 import Value
 
 from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
-from delegation.answers import PATH_SAFE_ID, find_tasks, history_message_ids, read_send_answer, read_task
+from delegation.answers import (
+    MAX_VALUES,
+    PATH_SAFE_ID,
+    count_values,
+    find_tasks,
+    history_message_ids,
+    read_send_answer,
+    read_task,
+)
 from delegation.cards import CheckedCard
-from delegation.errors import AgentError, AgentRefused, AgentUnreachable, CallAmbiguous, MethodNotOffered
+from delegation.credentials import Credentials, Signature
+from delegation.errors import (
+    AgentError,
+    AgentRefused,
+    AgentUnreachable,
+    AnswerTooLarge,
+    AuthenticationRefused,
+    CallAmbiguous,
+    MethodNotOffered,
+)
 from delegation.events import PreparedRequest, read_event, read_stream_response
 from delegation.http_client import build_http
-from delegation.outbound import Exchange, GuardedTransport, drive, exchanging
+from delegation.outbound import Exchange, GuardedTransport, Route, drive, exchanging
 from delegation.outgoing import json_restorer, with_sender
 from delegation.replies import JSONRPC, Question, read_reply
 from delegation.settings import AgentSettings, LimitSettings
@@ -53,6 +71,8 @@ HISTORY = 2
 LIST_HISTORY = 20
 LIST_PAGE = 50
 LIST_PAGES = 4
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +94,16 @@ _GET = _Method(name="GetTask")
 _LIST = _Method(name="ListTasks", names_task=False)
 _CANCEL = _Method(name="CancelTask")
 _DELETE_PUSH = _Method(name="DeleteTaskPushNotificationConfig")
+_EXTENDED_CARD = _Method(name="GetExtendedAgentCard", names_task=False)
 
 
 class AgentClient:
     """One per agent and process; all threads share it. Every method raises `AgentError` kinds only, by certainty:
 
-    AgentUnreachable (certainly not sent), AgentBusy, AgentRefused and its kinds (nothing was started), CallAmbiguous
-    (may have happened) and AnswerTooLarge. `deadline_s` bounds the whole call, the reading of the answer included.
+    AgentUnreachable (certainly not sent), AgentBusy, AgentRefused and its kinds (nothing was started),
+    AuthenticationRefused (the same, and our credentials are why), CallAmbiguous (may have happened) and AnswerTooLarge.
+    `deadline_s` bounds the whole call, the reading of the answer included. A call that is answered 401 is made once
+    more where there are other credentials by then: a renewed token, a rotated secret.
     """
 
     def __init__(
@@ -91,8 +114,11 @@ class AgentClient:
         *,
         transport: GuardedTransport,
         limits: LimitSettings,
+        credentials: Credentials | None = None,
         stream_start_s: float = 10.0,
     ) -> None:
+        self._transport = transport
+        self._credentials = credentials or Credentials((), (), lambda _url: transport)
         self.agent_id = agent.id
         self.card = card
         self._participant_id = participant_id
@@ -114,7 +140,8 @@ class AgentClient:
         known by then. However a stream ends that has named a task: the task as known so far is the answer. Raises as
         `send_message` does; MethodNotOffered: nothing was started, the same message may go by `send_message`.
         """
-        return self._taken(message, self._hear_start(message, push, time.monotonic() + deadline_s))
+        until = time.monotonic() + deadline_s
+        return self._taken(message, self._signed(lambda signature: self._hear_start(message, push, until, signature)))
 
     def send_message(
         self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
@@ -146,14 +173,16 @@ class AgentClient:
         return task
 
     def subscription(self, agent_task_id: AgentTaskId) -> PreparedRequest:
-        """The SubscribeToTask request as the SDK builds it, for whoever holds streams; nothing is sent.
+        """The SubscribeToTask request as the SDK builds it, for whoever holds streams; nothing is sent to the agent.
 
-        Raises MethodNotOffered where the card offers no streams, AgentRefused if the request cannot be built.
+        Raises MethodNotOffered where the card offers no streams, AgentRefused if the request cannot be built,
+        CredentialUnavailable. A token may have to be asked for, so this may take as long as a call.
         """
         if not self.card.can_stream:
             raise MethodNotOffered("SubscribeToTask: the card offers no streams")
         request = SubscribeToTaskRequest(id=agent_task_id)
-        exchange = self._new_exchange(_SUBSCRIBE, float("inf"), only_build=True)
+        signature = self._credentials.sign()
+        exchange = self._new_exchange(_SUBSCRIBE, float("inf"), signature, only_build=True)
         self._perform(_SUBSCRIBE, lambda: _exhaust(self._streaming_sdk.subscribe(request)), exchange)
         built = exchange.request
         assert built is not None
@@ -162,7 +191,7 @@ class AgentClient:
             url=exchange.url,
             headers=list(built.headers),
             content=exchange.request_body,
-            question=self._question(_SUBSCRIBE, exchange, None),
+            question=self._question(_SUBSCRIBE, exchange, signature, None),
         )
 
     def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float, history: int = HISTORY) -> AgentTask:
@@ -206,6 +235,19 @@ class AgentClient:
         request = DeleteTaskPushNotificationConfigRequest(task_id=agent_task_id, id=config_id)
         self._call(_DELETE_PUSH, lambda: self._sdk.delete_task_push_notification_config(request), deadline_s)
 
+    def extended_card(self, *, deadline_s: float) -> Any:
+        """GetExtendedAgentCard (spec section 3.1.11): the card for those who have shown who they are, as raw JSON."""
+        request = GetExtendedAgentCardRequest(tenant=self.card.interface.tenant)
+        return self._call(_EXTENDED_CARD, lambda: self._sdk.get_extended_agent_card(request), deadline_s)
+
+    def route(self) -> Route:
+        """How a subscription may be sent. Raises CredentialUnavailable: a certificate that cannot be read."""
+        return self._transport.route()
+
+    def forget_credentials(self, refused: Collection[str]) -> None:
+        """A subscription with these secrets was answered 401: tokens among them are asked for anew next time."""
+        self._credentials.forget(refused)
+
     def _list_tasks(self, context_id: ContextId, page_token: str, deadline_s: float) -> Any:
         request = ListTasksRequest(
             context_id=context_id,
@@ -216,16 +258,23 @@ class AgentClient:
         )
         return self._call(_LIST, lambda: self._sdk.list_tasks(request), deadline_s)
 
-    def _hear_start(self, message: OutgoingMessage, push: PushConfig | None, until: float) -> AgentTask | AgentMessage:
+    def _hear_start(
+        self, message: OutgoingMessage, push: PushConfig | None, until: float, signature: Signature
+    ) -> AgentTask | AgentMessage:
         """SendStreamingMessage, read as far as `start_task` needs it."""
         hear_until = time.monotonic() + self._stream_start_s
         heard = StreamedTask()
-        exchange = self._new_exchange(
-            _STREAM, until, edit_body=json_restorer(message, self._participant_id, self._binding)
-        )
-        question = functools.cache(lambda: self._question(_STREAM, exchange, push))
+        edit = json_restorer(message, self._participant_id, self._binding)
+        exchange = self._new_exchange(_STREAM, until, signature, edit_body=edit)
+        question = functools.cache(lambda: self._question(_STREAM, exchange, signature, push))
+
+        values_left = MAX_VALUES  # of all events: what they say is kept until the end
 
         def hear(payload: bytes) -> bool:
+            nonlocal values_left
+            values_left -= count_values(payload, values_left)
+            if values_left < 0:
+                raise AnswerTooLarge(f"the stream holds more than {MAX_VALUES} values")
             _take_in(heard, question(), payload)
             if heard.is_known:
                 exchange.deadline_at = min(until, hear_until)
@@ -260,13 +309,31 @@ class AgentClient:
         edit_body: Callable[[bytes], bytes] | None = None,
     ) -> Any:
         """One exchange, and what its answer says."""
-        exchange = self._new_exchange(method, time.monotonic() + deadline_s, edit_body=edit_body)
-        self._perform(method, start, exchange)
-        return read_reply(self._question(method, exchange, push), exchange.status, exchange.headers, exchange.body)
+        until = time.monotonic() + deadline_s
 
-    def _new_exchange(self, method: _Method, deadline_at: float, **options: Any) -> Exchange:
+        def attempt(signature: Signature) -> Any:
+            exchange = self._new_exchange(method, until, signature, edit_body=edit_body)
+            self._perform(method, start, exchange)
+            question = self._question(method, exchange, signature, push)
+            return read_reply(question, exchange.status, exchange.headers, exchange.body)
+
+        return self._signed(attempt)
+
+    def _signed(self, attempt: Callable[[Signature], T]) -> T:
+        """Once, and once more where the credentials were refused and there are others."""
+        signature = self._credentials.sign()
+        try:
+            return attempt(signature)
+        except AuthenticationRefused:
+            other = self._credentials.sign_anew(signature)
+            if other is None:
+                raise
+        return attempt(other)
+
+    def _new_exchange(self, method: _Method, deadline_at: float, signature: Signature, **options: Any) -> Exchange:
         return Exchange(
             deadline_at=deadline_at,
+            sign=signature,
             max_bytes=self._max_bytes,
             event_bytes=self._event_bytes,
             stand_in=method.stand_in(self._binding),
@@ -285,14 +352,15 @@ class AgentClient:
                 raise _explain(method, error, exchange) from error
             # The answer is here all the same; what the SDK thought of its stand-in does not matter.
 
-    def _question(self, method: _Method, exchange: Exchange, push: PushConfig | None) -> Question:
+    def _question(self, method: _Method, exchange: Exchange, signature: Signature, push: PushConfig | None) -> Question:
+        secrets = (*self._secrets, *signature.secrets)
         return Question(
             method=method.name,
             binding=self._binding,
             request_id=_request_id(exchange.request_body) if self._binding == JSONRPC else "",
             names_task=method.names_task,
             had_push_config=push is not None,
-            secrets=(*self._secrets, push.token) if push else self._secrets,
+            secrets=(*secrets, push.token) if push else secrets,
         )
 
     def _build_send(self, message: OutgoingMessage, push: PushConfig | None) -> SendMessageRequest:
@@ -335,7 +403,7 @@ def _build_sdk_client(card: CheckedCard, client: httpx.AsyncClient, *, streaming
             name=card.name,
             version=card.version,
             supported_interfaces=[interface],
-            capabilities=AgentCapabilities(streaming=streaming),
+            capabilities=AgentCapabilities(streaming=streaming, extended_agent_card=True),
         )
     )
 

@@ -14,9 +14,12 @@ from typing import Annotated
 from urllib.parse import SplitResult, parse_qs, parse_qsl, urlsplit
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, TypeAdapter
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, StringConstraints, TypeAdapter
 from pydantic_core import PydanticCustomError
 from pydantic_settings import NoDecode
+
+from delegation.redaction import conceal
+from delegation.secret_values import REFERENCE
 
 LONGEST_DURATION = timedelta(days=3650)
 LEAST_RETENTION = timedelta(seconds=1)
@@ -29,7 +32,8 @@ TLS_PARAMETERS = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ss
 #: Hop-by-hop headers (RFC 9110 section 7.6.1), those that frame a request, and those every call sets itself.
 RESERVED_HEADERS = frozenset(
     {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer"}
-    | {"transfer-encoding", "upgrade", "host", "content-length", "content-type", "a2a-version", "x-participant-id"}
+    | {"transfer-encoding", "upgrade", "host", "content-length", "content-type", "content-encoding", "accept-encoding"}
+    | {"expect", "cookie", "a2a-version", "a2a-extensions", "x-participant-id"}
 )
 
 
@@ -213,10 +217,46 @@ def _expand_header_value(value: object) -> object:
     return expanded
 
 
+def _check_secret_reference(value: str) -> str:
+    if not REFERENCE.fullmatch(value):
+        raise refused("must be env:NAME or file:PATH; never write the secret itself here")
+    return value
+
+
+def _check_file_reference(value: str) -> str:
+    if not REFERENCE.fullmatch(value) or not value.startswith("file:"):
+        raise refused("must be file:PATH")
+    return value
+
+
+def _check_keys_reference(value: str) -> str:
+    """Keys are public: a file, or a URL whose origin the operator thereby trusts."""
+    return _check_file_reference(value) if value.startswith("file:") else _read_web_url(value)
+
+
+def _check_key_name(value: str) -> str:
+    """Of a header, a cookie or a query parameter that holds an API key."""
+    if not _KEY_NAME.fullmatch(value):
+        raise refused("must be 1 to 64 letters, digits, dots, underscores or hyphens")
+    if not is_key_name(value):
+        raise refused("this header is set by the connection or by us")
+    return value
+
+
+def is_key_name(name: str) -> bool:
+    """Whether a key may stand in a request under this name, whoever asks for it."""
+    lower = name.lower()
+    return bool(_KEY_NAME.fullmatch(name)) and lower not in RESERVED_HEADERS and not lower.startswith("x-a2a-")
+
+
+_KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
 def _environment_value(reference: re.Match[str]) -> str:
     value = os.environ.get(reference[1], "")
     if not value:
         raise refused(f"environment variable {reference[1]} is not set or empty")
+    conceal(value, for_good=True)
     return value
 
 
@@ -232,6 +272,12 @@ ServiceUrl = Annotated[SecretStr, AfterValidator(_check_url)]
 Origin = Annotated[str, AfterValidator(_read_origin)]
 AgentId = Annotated[str, AfterValidator(_check_agent_id)]
 Specifier = Annotated[str, AfterValidator(_check_specifier)]
+SecretReference = Annotated[str, AfterValidator(_check_secret_reference)]
+FileReference = Annotated[str, AfterValidator(_check_file_reference)]
+KeysReference = Annotated[str, AfterValidator(_check_keys_reference)]
+KeyName = Annotated[str, AfterValidator(_check_key_name)]
+#: RFC 6749 section 3.3.
+Scope = Annotated[str, StringConstraints(pattern=r"^[\x21\x23-\x5b\x5d-\x7e]{1,256}$")]
 
 
 def is_open_http(url: str) -> bool:
@@ -244,6 +290,14 @@ def is_open_redis(url: str) -> bool:
     if parts.scheme not in ("redis", "rediss") or _is_loopback(parts.hostname or ""):
         return False
     return not (parts.password or parse_qs(parts.query).get("password"))
+
+
+def is_unverified_redis(url: str) -> bool:
+    """TLS to whoever answers, who gets the password, too. Any repeat counts: clients differ in which one they read."""
+    parts = urlsplit(url)
+    if parts.scheme != "rediss" or _is_loopback(parts.hostname or ""):
+        return False
+    return any(value.lower() in ("none", "cert_none") for value in parse_qs(parts.query).get("ssl_cert_reqs", ()))
 
 
 def _is_loopback(host: str) -> bool:

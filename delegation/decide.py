@@ -15,7 +15,14 @@ from typing import Any
 from delegation.agent_task import AgentTask, TaskState
 from delegation.answers import one_line
 from delegation.endings import abandon, cut, ended_at_agent, fail, was_reached
-from delegation.errors import AgentBusy, AgentError, CircuitOpen
+from delegation.errors import (
+    AgentBusy,
+    AgentError,
+    AgentPaused,
+    AuthenticationRefused,
+    CircuitOpen,
+    CredentialUnavailable,
+)
 from delegation.notes import note
 from delegation.questions import hear_question, is_new, is_our_turn, why_no_further_round
 from delegation.state import (
@@ -36,6 +43,8 @@ from delegation.watch import backoff_s, next_look_at
 QUESTION_BYTES = 65_536
 #: Names of artifacts that are shown while the agent works.
 MOST_ARTIFACT_NAMES = 20
+#: An agent that refuses our credentials is asked again at least this often, so that new ones count soon.
+AUTH_RETRY_MAX_S = 300.0
 
 
 class StartAction(StrEnum):
@@ -237,10 +246,15 @@ def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment:
     """A call failed and may be made again: back off, longer each time, or as long as the agent asked us to."""
     before = delegation.progress
     since = before.failing_since if before.failing_since is not None else moment.now
-    progress = replace(before, failures=before.failures + 1, failing_since=since, attempts=0)
+    failures = before.failures + 1
+    progress = replace(before, failures=failures, failing_since=since, failing_code=error.code, attempts=0)
+    if not isinstance(error, AgentBusy | AuthenticationRefused | CircuitOpen):
+        progress = replace(progress, interface="")  # it does not answer: the card accepted last may know another
     wait = backoff_s(progress.failures, moment.rules, moment.rand)
     if isinstance(error, AgentBusy | CircuitOpen) and error.retry_after_s is not None:
         wait = max(wait, min(error.retry_after_s, moment.rules.retry_after_max_s))
+    if isinstance(error, AuthenticationRefused):  # nothing gets better before somebody has changed a credential
+        wait = min(max(wait, moment.rules.recheck_first_s) * progress.failures, AUTH_RETRY_MAX_S)
     after = look_again(replace(delegation, progress=progress), moment.now + wait)
     story = (HistoryEntry(cause=cause, state=before.state, text=f"{error.code}: {error.detail}"),)
     if before.failures:
@@ -253,8 +267,11 @@ def not_started(delegation: Delegation, error: AgentError, moment: Moment) -> Ch
     progress = replace(delegation.progress, intent_at=None, empty_lookups=0)
     change = postpone(replace(delegation, progress=progress), error, cause=Cause.SENT, moment=moment)
     since = change.after.progress.failing_since
+    if isinstance(error, AgentPaused):  # until an operator accepts its card, or the deadline
+        return change
     if since is not None and moment.now - since >= moment.rules.unavailable_after_s:
-        reason, reached = Reason.AGENT_UNAVAILABLE, change.reached
+        is_ours = isinstance(error, CredentialUnavailable)
+        reason, reached = Reason.AUTH_FAILED if is_ours else Reason.AGENT_UNAVAILABLE, change.reached
         return fail(change.after, reason, error.detail, cause=Cause.SENT, moment=moment, reached=reached)
     return change
 

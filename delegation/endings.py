@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from delegation.agent_task import AgentMessage, AgentTask, Artifact, TaskState
-from delegation.errors import AgentError, AgentRefused, AgentUnreachable, AnswerTooLarge, CallAmbiguous, CircuitOpen
+from delegation.errors import (
+    AgentError,
+    AgentRefused,
+    AgentUnreachable,
+    AnswerTooLarge,
+    AuthenticationRefused,
+    CallAmbiguous,
+    CircuitOpen,
+    CredentialUnavailable,
+)
 from delegation.notes import note
 from delegation.state import CancelAnswer, Cause, Change, Delegation, HistoryEntry, Moment, Outcome, Reason
 from delegation.watch import backoff_s
@@ -138,9 +147,10 @@ def fail(
 
 def was_reached(error: AgentError) -> bool | None:
     """Whether the agent answered the call that failed; None when it was not asked, or said "later"."""
-    if isinstance(error, AgentRefused | AnswerTooLarge):
+    if isinstance(error, AgentRefused | AuthenticationRefused | AnswerTooLarge):
         return True
-    is_no_answer = isinstance(error, AgentUnreachable | CallAmbiguous) and not isinstance(error, CircuitOpen)
+    was_tried = not isinstance(error, CircuitOpen | CredentialUnavailable)
+    is_no_answer = isinstance(error, AgentUnreachable | CallAmbiguous) and was_tried
     return False if is_no_answer else None
 
 

@@ -16,18 +16,22 @@
     │   └── UnresolvedChildren        complete() while children are unresolved               (exit 1)
     ├── AgentError                    the agent at the other end
     │   ├── AgentUnreachable          certainly not sent: connect, resolve, TLS
-    │   │   └── CircuitOpen           not tried: the agent has not answered anybody lately
+    │   │   ├── CircuitOpen           not tried: the agent has not answered anybody lately
+    │   │   └── CredentialUnavailable not tried: a secret or a token of ours cannot be had now
     │   ├── AgentBusy                 refused for now (429, 503): wait, then the same call again
+    │   │   └── AgentPaused           its card has changed in a way that an operator has to accept first
     │   ├── AgentRefused              the call was refused, nothing was started
     │   │   ├── AgentTaskNotFound     -32001
     │   │   ├── AgentTaskNotCancelable -32002
     │   │   ├── PushNotAccepted       -32003, or -32602 on a call that carried a push config
     │   │   └── MethodNotOffered      -32601, -32004: the agent does not offer this method
+    │   ├── AuthenticationRefused     401, 403: nothing was started, and our credentials are why
     │   ├── CallAmbiguous             it may have happened: reply lost, 5xx, garbage, deadline
     │   │   └── AnswerTooLarge        the answer is larger than we read
-    │   └── UnsupportedExtensionError the card asks for something we do not implement
+    │   └── UnsupportedExtensionError the card asks for credentials we lack, or for something we do not implement
     ├── AgentTaskFailed               the delegation ended otherwise than COMPLETED (what finalize raises)
-    └── StaleWrite                    us: somebody else moved the record first; look again
+    ├── StaleWrite                    us: somebody else moved the record first; look again
+    └── StepCrashed                   us: a bug, or a library's; names the type of what was raised
 
 The class alone decides whether a call is tried again. Constructor arguments equal ``args``: Celery's JSON
 result backend rebuilds an exception as ``cls(*args)`` and would otherwise hand the caller a bare Exception.
@@ -180,6 +184,12 @@ class CircuitOpen(AgentUnreachable):
         self.retry_after_s = retry_after_s
 
 
+class CredentialUnavailable(AgentUnreachable):
+    """Our own credential for the agent cannot be had now: a secret is missing, a token endpoint says no or nothing."""
+
+    code = "agent.credential_unavailable"
+
+
 class AgentBusy(AgentError):
     """Refused for now (HTTP 429, or 503 with Retry-After): the same message may be sent again after the wait."""
 
@@ -189,6 +199,12 @@ class AgentBusy(AgentError):
         AgentError.__init__(self, detail)
         self.args = (detail, retry_after_s)
         self.retry_after_s = retry_after_s
+
+
+class AgentPaused(AgentBusy):
+    """New work for the agent waits until an operator has accepted its changed card (`delegation agents accept`)."""
+
+    code = "agent.paused"
 
 
 class AgentRefused(AgentError):
@@ -221,6 +237,15 @@ class MethodNotOffered(AgentRefused):
     code = "agent.method_not_offered"
 
 
+class AuthenticationRefused(AgentError):
+    """HTTP 401 or 403: the agent is there, started nothing, and does not take what we showed of ourselves.
+
+    Not an AgentRefused: with other credentials the same call may be taken.
+    """
+
+    code = "agent.auth_failed"
+
+
 class CallAmbiguous(AgentError):
     """The call may or may not have happened: reply lost, 5xx, not a readable answer, deadline passed."""
 
@@ -234,7 +259,7 @@ class AnswerTooLarge(CallAmbiguous):
 
 
 class UnsupportedExtensionError(AgentError):
-    """The card declares a security scheme or requires an extension that we do not implement."""
+    """The card wants credentials that are not configured, or requires an extension that we do not implement."""
 
     code = "a2a.unsupported_extension"
 
@@ -260,3 +285,9 @@ class StaleWrite(DelegationError):
     """Somebody else moved the record first, or our lease ran out; what we decided no longer applies."""
 
     code = "store.stale_write"
+
+
+class StepCrashed(DelegationError):
+    """A step raised what it should not have. ``detail`` is the type alone: the text may be an agent's."""
+
+    code = "delegation.step_crashed"

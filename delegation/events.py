@@ -142,8 +142,8 @@ class PreparedRequest:
     """A request for an event stream, built and not sent, and the question that its events are read by."""
 
     method: str
-    url: str
-    headers: list[tuple[bytes, bytes]] = field(repr=False)  #: they may hold the operator's secrets
+    url: str = field(repr=False)  #: it and the headers may hold the operator's secrets
+    headers: list[tuple[bytes, bytes]] = field(repr=False)
     content: bytes = field(repr=False)
     question: Question
 

@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 import httpx
 
-#: Addresses no agent has: cloud metadata outside the link-local range (AWS IPv6, Alibaba).
-METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "100.100.100.200")))
+#: Addresses no agent has: cloud metadata outside the link-local range (AWS and Google by IPv6, Alibaba, Azure, Oracle).
+METADATA = frozenset(
+    map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192"))
+)
 
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+#: Forms of IPv6 that hold another address: NAT64 (RFC 6052, RFC 8215), Teredo, and the IPv4-compatible ones.
+_DISGUISES = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "::/96")))
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -54,10 +57,15 @@ def origin_of(url: httpx.URL) -> Origin:
 def refused_address(address: str) -> str | None:
     """Why we never connect to `address`, configured or not; None if we may. Private and loopback ones we may."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    disguised = isinstance(ip, ipaddress.IPv6Address) and (ip.ipv4_mapped or ip.sixtofour or ip in _NAT64)
-    if disguised or ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip in METADATA:
+    if _is_disguised(ip) or ip.is_link_local or ip.is_multicast or ip.is_unspecified or ip in METADATA:
         return "the address is link-local, multicast, unspecified or disguised"
     return None
+
+
+def _is_disguised(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if ip.version == 4 or ip.is_loopback:
+        return False
+    return bool(ip.ipv4_mapped or ip.sixtofour) or any(ip in network for network in _DISGUISES)
 
 
 def resolve(host: str, port: int, patience_s: float) -> list[str]:

@@ -11,6 +11,7 @@ Only this module opens sockets to agents. It raises our errors alone, by what is
 from __future__ import annotations
 
 import functools
+import io
 import os
 import select
 import socket
@@ -20,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpcore
 import httpx
@@ -36,8 +37,20 @@ MAX_CONNECTIONS = 64
 #: Below the 5 s after which uvicorn and node close an idle connection, so that we rarely write to a closing one.
 KEEPALIVE_S = 4.0
 _OURS = frozenset({b"accept-encoding", b"cookie", b"content-length", b"transfer-encoding"})
+#: Redirects that keep method and body (RFC 9110 sections 15.4.8 and 15.4.9).
+_MOVED = (307, 308)
 
 T = TypeVar("T")
+#: Names and values as they go over the wire.
+Headers = list[tuple[bytes, bytes]]
+Sign = Callable[[httpx.URL, Headers], tuple[httpx.URL, Headers]] | None
+
+
+class Signer(Protocol):
+    """Where signatures come from (see credentials.py)."""
+
+    def sign(self) -> Sign: ...
+    def sign_anew(self, rejected: Any) -> Sign: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +60,8 @@ class Exchange:
     ``stand_in`` is handed to the SDK in place of the answer: what the agent said is read from ``body`` by us,
     so the SDK need not parse it and cannot lose it. ``edit_body`` has the last word on the request's bytes.
 
+    ``sign`` puts our credentials into a request that may leave, last of all.
+
     An answer that is an event stream goes to ``on_event``, where there is one, event by event, until it says stop
     (True); any other answer is read into ``body`` all the same. Whoever is told may bring ``deadline_at`` forward.
     """
@@ -55,12 +70,13 @@ class Exchange:
     max_bytes: int  #: of the whole answer
     stand_in: bytes | None = None
     edit_body: Callable[[bytes], bytes] | None = None
+    sign: Sign = field(default=None, repr=False)
     on_event: Callable[[bytes], bool] | None = None
     event_bytes: int = 0
     only_build: bool = False  #: build the request and open no socket
-    url: str = ""
-    request: httpcore.Request | None = None
-    request_body: bytes = b""
+    url: str = field(default="", repr=False)  #: with a key of ours in its query, perhaps
+    request: httpcore.Request | None = field(default=None, repr=False)
+    request_body: bytes = field(default=b"", repr=False)
     sent: int = 0  #: bytes of the request the socket has taken
     status: int = 0  #: 0: no answer yet
     headers: Mapping[str, str] = field(default_factory=dict)  #: of the answer, names in lower case
@@ -100,11 +116,35 @@ def drive(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a coroutine suspended where nothing can resume it")
 
 
-class GuardedTransport(httpx.AsyncBaseTransport):
-    """All connections of one process to one agent. Threads share it; after a fork it starts afresh."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """How an agent may be reached: where, whom we trust to be it, and by way of whom."""
 
-    def __init__(self, origins: Iterable[str | Origin], *, max_connections: int = MAX_CONNECTIONS) -> None:
+    origins: frozenset[Origin]
+    tls: ssl.SSLContext | None = None
+    proxy: str | None = None
+
+
+class GuardedTransport(httpx.AsyncBaseTransport):
+    """All connections of one process to one agent. Threads share it; after a fork it starts afresh.
+
+    ``make_tls`` is asked once per process, before the first connection; ``proxy`` is the operator's, never the
+    environment's: with one, the addresses behind it are its job to check. ``signer`` is for what leaves by :meth:`get`.
+    """
+
+    def __init__(
+        self,
+        origins: Iterable[str | Origin],
+        *,
+        make_tls: Callable[[], ssl.SSLContext] | None = None,
+        proxy: str | None = None,
+        signer: Signer | None = None,
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
         self.origins = frozenset(o if isinstance(o, Origin) else read_origin(o) for o in origins)
+        self._make_tls = functools.cache(make_tls or _usual_tls)
+        self._proxy = proxy
+        self._signer = signer
         self._max_connections = max_connections
         # By process id: a forked child must not write to its parent's sockets, nor wait for its parent's locks.
         self._pools: dict[int, httpcore.ConnectionPool] = {}
@@ -114,22 +154,38 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         exchange = _exchange.get()
         content = await request.aread()
         self._send(request.method, request.url, request.headers.raw, content, exchange)
+        if exchange.status in _MOVED and (moved_to := _same_origin_target(request.url, exchange)) is not None:
+            exchange.sent = 0  # the first was turned away unread
+            self._send(request.method, moved_to, request.headers.raw, content, exchange)
         if exchange.stand_in is not None:
             return httpx.Response(200, content=exchange.stand_in, request=request)
         return httpx.Response(exchange.status, content=exchange.body, request=request)
 
     def get(self, url: str, *, headers: Mapping[str, str], deadline_s: float, max_bytes: int) -> Exchange:
-        """One plain GET under the same guards."""
-        exchange = Exchange(deadline_at=time.monotonic() + deadline_s, max_bytes=max_bytes)
-        with exchanging(exchange):
-            self._send("GET", httpx.URL(url), _framed(url, headers), b"", exchange)
-        return exchange
+        """One plain GET under the same guards; after a 401 once more, where there are other credentials by then."""
+        until = time.monotonic() + deadline_s
+        sign = self._signer.sign() if self._signer else None
+        found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, sign=sign)
+        if found.status == 401 and self._signer and (other := self._signer.sign_anew(sign)) is not None:
+            found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, sign=other)
+        return found
+
+    def post(
+        self, url: str, *, headers: Mapping[str, str], content: bytes, deadline_s: float, max_bytes: int
+    ) -> Exchange:
+        """One plain POST under the same guards."""
+        until = time.monotonic() + deadline_s
+        return self._plain("POST", url, headers, content, deadline_at=until, max_bytes=max_bytes)
 
     def close(self) -> None:
         """Close this process's connections. The transport can be used again afterwards."""
         pool = self._pools.pop(os.getpid(), None)
         if pool is not None:
             pool.close()
+
+    def route(self) -> Route:
+        """For whoever opens connections of its own to this agent."""
+        return Route(origins=self.origins, tls=self._tls(), proxy=self._proxy)
 
     @property
     def connections(self) -> int:
@@ -140,24 +196,35 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     async def aclose(self) -> None:
         self.close()
 
-    def _send(
-        self, method: str, url: httpx.URL, headers: list[tuple[bytes, bytes]], content: bytes, exchange: Exchange
-    ) -> None:
+    def _plain(self, method: str, url: str, headers: Mapping[str, str], content: bytes, **limits: Any) -> Exchange:
+        exchange = Exchange(**limits)
+        framed = httpx.Request(method, url, headers=dict(headers)).headers.raw
+        with exchanging(exchange):
+            self._send(method, httpx.URL(url), framed, content, exchange)
+        return exchange
+
+    def _send(self, method: str, url: httpx.URL, headers: Headers, content: bytes, exchange: Exchange) -> None:
         if origin_of(url) not in self.origins:
             raise AgentRefused(f"not an allowed origin of this agent: {origin_of(url)}"[:200])
         if exchange.edit_body is not None:
             content = exchange.edit_body(content)
         exchange.request_body = content
+        headers = [(name, value) for name, value in headers if name.lower() not in _OURS]
+        if exchange.sign is not None:
+            url, headers = exchange.sign(url, headers)
         try:
             exchange.url = str(url)
             exchange.request = _build(method, url, headers, content, exchange)
             if not exchange.only_build:
                 self._exchange(exchange.request, exchange)
+        except httpcore.ProxyError as error:
+            raise AgentUnreachable(f"the proxy lets nothing through: {error}"[:200]) from error
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.RemoteProtocolError, OSError) as error:
             raise _explain(error, exchange) from error
         except (httpcore.LocalProtocolError, httpcore.UnsupportedProtocol) as error:
             outcome = CallAmbiguous if exchange.sent else AgentRefused
-            raise outcome(f"the request cannot be sent: {error}"[:200]) from error
+            # Not its text, which may repeat a header.
+            raise outcome(f"the request cannot be sent ({type(error).__name__})") from error
 
     def _exchange(self, request: httpcore.Request, exchange: Exchange) -> None:
         response = self._pool().handle_request(request)
@@ -183,24 +250,31 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         return pool
 
     def _new_pool(self) -> httpcore.ConnectionPool:
-        return httpcore.ConnectionPool(
-            ssl_context=_tls() if any(origin.scheme == "https" for origin in self.origins) else None,
-            max_connections=self._max_connections,
-            max_keepalive_connections=self._max_connections,
-            keepalive_expiry=KEEPALIVE_S,
-            network_backend=_Backend(),
-        )
+        options: dict[str, Any] = {
+            "ssl_context": self._tls(),
+            "max_connections": self._max_connections,
+            "max_keepalive_connections": self._max_connections,
+            "keepalive_expiry": KEEPALIVE_S,
+            "network_backend": _Backend(),
+        }
+        return httpcore.HTTPProxy(self._proxy, **options) if self._proxy else httpcore.ConnectionPool(**options)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        """Reading all authorities takes milliseconds, and most agents on loopback need none."""
+        return self._make_tls() if any(origin.scheme == "https" for origin in self.origins) else None
 
 
-def _framed(url: str, headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return httpx.Request("GET", url, headers=dict(headers)).headers.raw
+def _same_origin_target(url: httpx.URL, exchange: Exchange) -> httpx.URL | None:
+    """Where the same request may be sent once more; None for another origin: nothing of ours follows there."""
+    try:
+        target = url.join(exchange.headers.get("location", ""))
+    except (httpx.InvalidURL, ValueError):
+        return None
+    return target if target != url and not target.userinfo and origin_of(target) == origin_of(url) else None
 
 
-def _build(
-    method: str, url: httpx.URL, headers: list[tuple[bytes, bytes]], content: bytes, exchange: Exchange
-) -> httpcore.Request:
-    kept = [(name, value) for name, value in headers if name.lower() not in _OURS]
-    kept.append((b"Accept-Encoding", b"identity"))
+def _build(method: str, url: httpx.URL, headers: Headers, content: bytes, exchange: Exchange) -> httpcore.Request:
+    kept = [*headers, (b"Accept-Encoding", b"identity")]
     if content or method not in ("GET", "DELETE"):
         kept.append((b"Content-Length", str(len(content)).encode()))
     return httpcore.Request(
@@ -223,14 +297,12 @@ def _check_framing(headers: Mapping[str, str], max_bytes: int) -> None:
 
 
 def _read_capped(response: httpcore.Response, exchange: Exchange) -> bytes:
-    chunks: list[bytes] = []
-    size = 0
+    body = io.BytesIO()  # not a list of chunks: of two bytes each they would take twenty times their size
     for chunk in response.iter_stream():
-        size += len(chunk)
-        if size > exchange.max_bytes:
+        if body.tell() + len(chunk) > exchange.max_bytes:
             raise AnswerTooLarge(f"the answer is larger than {exchange.max_bytes} bytes")
-        chunks.append(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        body.write(chunk)
+    return body.getvalue()
 
 
 def _is_event_stream(headers: Mapping[str, str]) -> bool:
@@ -282,16 +354,22 @@ class _Wire(httpcore.NetworkStream):
             return self._sock.recv(max_bytes)
         except TimeoutError:
             raise httpcore.ReadTimeout("deadline") from None
+        except ssl.SSLError as error:
+            if _is_about_our_certificate(error):  # TLS 1.3 says so after the handshake, and before it reads a request
+                exchange.sent = 0
+                raise httpcore.ConnectError(f"TLS: {_say_alert(error)}") from error
+            raise httpcore.ReadError(_say(error)) from error
         except OSError as error:
             raise httpcore.ReadError(_say(error)) from error
 
     def _flush(self, exchange: Exchange) -> None:
+        is_for_proxy = self._unsent.startswith(b"CONNECT ")  # the agent gets nothing of it, and A2A has no such method
         pending, self._unsent = memoryview(self._unsent), b""
         try:
             while pending:
                 self._sock.settimeout(exchange.seconds_left())
                 taken = self._sock.send(pending)
-                exchange.sent += taken
+                exchange.sent += 0 if is_for_proxy else taken
                 pending = pending[taken:]
         except TimeoutError:
             raise httpcore.WriteTimeout("deadline") from None
@@ -317,7 +395,7 @@ class _Wire(httpcore.NetworkStream):
             raise httpcore.ConnectTimeout("TLS") from None
         except (OSError, ValueError) as error:
             self.close()
-            raise httpcore.ConnectError(f"TLS: {_say(error)}") from error
+            raise httpcore.ConnectError(f"TLS: {getattr(error, 'verify_message', '') or _say_alert(error)}") from error
 
     def get_extra_info(self, info: str) -> Any:
         if info == "is_readable":
@@ -376,6 +454,17 @@ def _say(error: Exception) -> str:
     return getattr(error, "strerror", None) or type(error).__name__
 
 
+def _is_about_our_certificate(error: ssl.SSLError) -> bool:
+    reason = getattr(error, "reason", None) or ""
+    return "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
+
+
+def _say_alert(error: Exception) -> str:
+    """OpenSSL's words for it, without the place in its source."""
+    reason = getattr(error, "reason", None)
+    return reason.lower().replace("_", " ") if isinstance(reason, str) else _say(error)
+
+
 @functools.cache
-def _tls() -> ssl.SSLContext:
+def _usual_tls() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)

@@ -12,6 +12,7 @@ import email.utils
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 from delegation.answers import load_json, one_line
@@ -21,6 +22,7 @@ from delegation.errors import (
     AgentRefused,
     AgentTaskNotCancelable,
     AgentTaskNotFound,
+    AuthenticationRefused,
     CallAmbiguous,
     MethodNotOffered,
     PushNotAccepted,
@@ -66,6 +68,7 @@ REASONS: Mapping[str, int] = {
 }
 
 LONGEST_RETRY_AFTER_S = 86_400.0
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 #: Answers of a server or proxy that itself gave up waiting: the agent may have had the request (408, nginx's 499).
 _GAVE_UP = (408, 499)
 
@@ -83,15 +86,20 @@ class Question:
 
 
 def read_reply(question: Question, status: int, headers: Mapping[str, str], body: bytes) -> Any:
-    """The result in an answer. Raises AgentBusy, AgentRefused or one of its kinds, or CallAmbiguous."""
+    """The result in an answer. Raises AgentBusy, AgentRefused and its kinds, AuthenticationRefused, CallAmbiguous.
+
+    Whatever body a 401 carries, it is about our credentials; a 403 may be the agent's own word on something else.
+    """
     if status == 429 or (status == 503 and "retry-after" in headers):
         raise AgentBusy(f"{question.method}: HTTP {status}", read_retry_after(headers))
+    if status == 401:
+        raise _refused_credentials(question, status, headers)
     if 200 <= status < 300:
         return _read_result(question, body)
     error = _read_error_of_status(question, body)
     if error is not None:
         raise error
-    raise explain_status(question, status)
+    raise explain_status(question, status, headers)
 
 
 def read_event_result(question: Question, payload: bytes) -> Any:
@@ -115,11 +123,11 @@ def read_error_event(question: Question, payload: bytes) -> AgentError:
     return error or CallAmbiguous(f"{question.method}: the stream ended with an error that is not readable")
 
 
-def explain_status(question: Question, status: int) -> AgentError:
+def explain_status(question: Question, status: int, headers: Mapping[str, str] = _NO_HEADERS) -> AgentError:
     """The error for an HTTP status that no error of the agent's own explains."""
     detail = f"{question.method}: HTTP {status}"
     if status in (401, 403):
-        return AgentRefused(f"{detail}: authentication: the agent wants credentials it did not get, or refuses ours")
+        return _refused_credentials(question, status, headers)
     if 300 <= status < 400:
         return CallAmbiguous(f"{detail}: a redirect, not followed")
     if status in (405, 501) or (question.binding == HTTP_JSON and status == 404 and not question.names_task):
@@ -127,6 +135,14 @@ def explain_status(question: Question, status: int) -> AgentError:
     if 400 <= status < 500 and status not in _GAVE_UP:
         return AgentRefused(detail)
     return CallAmbiguous(detail)
+
+
+def _refused_credentials(question: Question, status: int, headers: Mapping[str, str]) -> AuthenticationRefused:
+    challenge = one_line(headers.get("www-authenticate"), 100, question.secrets)
+    detail = (
+        f"{question.method}: HTTP {status}: authentication: the agent wants credentials it did not get, or refuses ours"
+    )
+    return AuthenticationRefused(f"{detail} ({challenge})" if challenge else detail)
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:

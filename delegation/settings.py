@@ -25,12 +25,15 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from delegation.auth_settings import Credential, problems_of
 from delegation.config_values import (
     AgentId,
     Count,
     Duration,
+    FileReference,
     HeaderName,
     HeaderValue,
+    KeysReference,
     Origin,
     RedisUrl,
     Retention,
@@ -40,9 +43,11 @@ from delegation.config_values import (
     WebUrl,
     is_open_http,
     is_open_redis,
+    is_unverified_redis,
     refused,
 )
 from delegation.errors import ConfigurationError, UnknownAgent
+from delegation.redaction import conceal, conceal_url, is_secret_name
 
 ENV_PREFIX = "DELEGATION_"
 CONFIG_VARIABLE = "DELEGATION_CONFIG"
@@ -65,6 +70,7 @@ def load_settings(path: Path | None = None) -> Settings:
     finally:
         _config_file.reset(token)
     _refuse_unknown_variables()
+    _conceal_secrets(settings)
     return settings
 
 
@@ -178,6 +184,7 @@ class LimitSettings(_Section):
     streams: Count = 2000
     calls_per_second: Count = 200
     breaker_failures: Count = 10
+    failed_credentials: Count = 30
 
 
 class AgentSettings(_Section):
@@ -189,6 +196,13 @@ class AgentSettings(_Section):
     updates: Literal["auto", "push", "follow", "poll", "off"] = "auto"
     follow_interval: Duration = timedelta(seconds=30)
     secret_headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict, alias="headers")
+    auth: tuple[Credential, ...] = ()
+    card_auth: tuple[Credential, ...] = ()
+    card: FileReference | None = None
+    require_signature: bool = False
+    signature_keys: KeysReference | None = None
+    ca_bundle: FileReference | None = None
+    proxy: WebUrl | None = None
     origins: tuple[Origin, ...] = ()
     allow_http: bool = False
     on_ambiguous_send: Literal["reconcile", "resend"] = "reconcile"
@@ -211,6 +225,14 @@ class AgentSettings(_Section):
                 yield key, "must be https unless the host is loopback or allow_http = true"
         if len({name.lower() for name in self.secret_headers}) < len(self.secret_headers):
             yield "headers", "two names differ in upper and lower case only"
+        yield from problems_of("auth", self.auth, allow_http=self.allow_http)
+        yield from problems_of("card_auth", self.card_auth, allow_http=self.allow_http)
+        if self.require_signature and self.signature_keys is None:
+            yield "require_signature", "needs signature_keys: a file or an https URL with the signer's public keys"
+        if (self.proxy or "").startswith("https:"):
+            yield "proxy", "must be an http URL: what it carries for https is encrypted all the same"
+        if (url := self.signature_keys or "").startswith("http") and not self.allow_http and is_open_http(url):
+            yield "signature_keys", "must be https unless the host is loopback or allow_http = true"
 
 
 class Settings(BaseSettings):
@@ -265,6 +287,8 @@ class Settings(BaseSettings):
         for key, url in urls.items():
             if url and is_open_redis(url):
                 yield key, f"must have a password {unless}"
+            if url and is_unverified_redis(url):
+                yield key, f"must not have ssl_cert_reqs=none {unless}"
 
     @classmethod
     def settings_customise_sources(
@@ -282,6 +306,16 @@ class Settings(BaseSettings):
 
 # pydantic-settings offers no argument for the file of one single load; only load_settings sets this.
 _config_file: ContextVar[Path | None] = ContextVar("_config_file", default=None)
+
+
+def _conceal_secrets(settings: Settings) -> None:
+    """Those written in clear; what stands behind a reference is concealed when it is read."""
+    for url in (settings.redis.url, settings.celery.broker_url, settings.celery.result_backend):
+        conceal_url(url or "")
+    for agent in settings.agents:
+        for name, value in agent.headers.items():
+            if is_secret_name(name):
+                conceal(value, for_good=True)
 
 
 # --- The file, and what to say when something is wrong ----------------------------------------------------------------

@@ -15,6 +15,7 @@ from delegation.decide import StartAction
 from delegation.errors import (
     AgentError,
     AgentRefused,
+    AuthenticationRefused,
     CallAmbiguous,
     MethodNotOffered,
     PushNotAccepted,
@@ -77,16 +78,18 @@ class Starting(Steps):
         if decide.is_poisoned(delegation, self._rules):
             return self._give_up(loaded, delegation, Reason.POISONED, "every attempt to start it ended in a crash")
         try:
-            agent = self._client(delegation)
             if action is StartAction.LOOK_UP:
-                return self._look_up(loaded, agent)
-            return self._send(loaded, agent, self._agents.card(delegation.agent))
+                return self._look_up(loaded, self._client(delegation))
+            card = self._card(delegation)  # first: the client speaks to the interface of the card accepted last
+            return self._send(loaded, self._client(delegation), card)
         except (UnsupportedExtensionError, AgentRefused) as error:
             reason = Reason.AGENT_REFUSED if action is StartAction.SEND else Reason.OUTCOME_UNKNOWN
             return self._give_up(loaded, delegation, reason, str(error))
         except AgentError as error:
             if action is StartAction.LOOK_UP:
                 return self._write(delegation, self._look_up_failed(loaded, delegation, error), fenced=False)
+            if isinstance(error, AuthenticationRefused):
+                return self._give_up(loaded, delegation, Reason.AUTH_FAILED, str(error))
             return self._write(delegation, decide.not_started(delegation, error, self._moment(loaded)), fenced=False)
 
     def _send(self, loaded: Loaded, agent: AgentCalls, card: Card) -> Aftermath | None:
@@ -100,6 +103,7 @@ class Starting(Steps):
             attempts=before.progress.attempts + 1,
             watch=watch,
             can_follow=card.can_stream,
+            interface=card.interface_key,
             push_config=pushes,
         )
         digest = hashlib.sha256(token.encode()).hexdigest() if pushes else ""
@@ -146,9 +150,9 @@ class Starting(Steps):
         """By what is certain about the delivery (errors.py): refused, not sent, or perhaps sent."""
         moment = self._moment(loaded)
         log.debug("delegation.send_failed", delegation_id=delegation.id, agent=delegation.agent, code=error.code)
-        if isinstance(error, AgentRefused):
+        if isinstance(error, AgentRefused | AuthenticationRefused):
             reset = replace(delegation, progress=replace(delegation.progress, intent_at=None, push_config=False))
-            reason, cause = Reason.AGENT_REFUSED, Cause.SENT
+            reason, cause = _reason_of(error), Cause.SENT
             change = endings.fail(reset, reason, error.detail, cause=cause, moment=moment, reached=True)
         elif isinstance(error, CallAmbiguous):
             change = decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
@@ -200,6 +204,10 @@ class Starting(Steps):
             data=(*(envelope if TASK_EXTENSION in card.active_extensions else ()), *map(_data, values)),
             metadata=metadata_of(delegation),
         )
+
+
+def _reason_of(error: AgentError) -> Reason:
+    return Reason.AUTH_FAILED if isinstance(error, AuthenticationRefused) else Reason.AGENT_REFUSED
 
 
 def metadata_of(delegation: Delegation) -> dict[str, str]:

@@ -54,6 +54,7 @@ class Reason(StrEnum):
 
     AGENT_UNAVAILABLE = "agent.unavailable"
     AGENT_REFUSED = "agent.refused"
+    AUTH_FAILED = "agent.auth_failed"
     OUTCOME_UNKNOWN = "send.outcome_unknown"
     DEADLINE_EXCEEDED = "deadline.exceeded"
     AGENT_TASK_LOST = "agent_task.lost"
@@ -138,6 +139,7 @@ class Progress:
     artifact_names: tuple[str, ...] = ()  #: of what the agent has produced so far
     watch: Watch | None = None
     can_follow: bool = False  #: the card offers streams
+    interface: str = ""  #: where it was sent, as the card names it; empty: wherever the card says now
     agent_task_id: AgentTaskId | None = None
     context_id: ContextId | None = None
     intent_at: float | None = None  #: a SendMessage may have left at this time and its answer is not recorded
@@ -145,6 +147,7 @@ class Progress:
     resends: int = 0  #: times the present message was sent again because of it
     failures: int = 0  #: failed calls in a row
     failing_since: float | None = None
+    failing_code: str = ""  #: of the last call that failed; counts while there are failures
     lost_since: float | None = None  #: first of the -32001 answers in a row
     lost_count: int = 0
     attempts: int = 0  #: steps begun and never ended, in a row

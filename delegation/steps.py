@@ -10,7 +10,7 @@ import structlog
 
 from delegation import endings
 from delegation.agent_task import AgentTask
-from delegation.agents import AgentCalls, Agents, withdraw
+from delegation.agents import AgentCalls, Agents, Card, withdraw
 from delegation.errors import AgentError, AgentUnreachable, StaleWrite, UnknownAgent
 from delegation.state import Cause, Change, Delegation, Moment, Reason, Rules
 from delegation.store import Loaded, Settlement, Store
@@ -49,7 +49,14 @@ class Steps:
     def _client(self, delegation: Delegation) -> AgentCalls:
         """Raises AgentError. An agent that this process does not know may be another's: its configuration is older."""
         try:
-            return self._agents.client(delegation.agent, delegation.participant_id)
+            return self._agents.client(delegation.agent, delegation.participant_id, delegation.progress.interface)
+        except UnknownAgent as error:
+            raise AgentUnreachable(str(error)) from error
+
+    def _card(self, delegation: Delegation) -> Card:
+        """For new work. Raises AgentError, as `_client` does."""
+        try:
+            return self._agents.card(delegation.agent)
         except UnknownAgent as error:
             raise AgentUnreachable(str(error)) from error
 

@@ -366,19 +366,16 @@ class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, DueFacts, CensusF
 
     def receive_push(self, delegation_id: str, digest: str, *, acceptable: bool, claimed: str | None) -> PushAnswer:
         """Verify a push by its token's digest and record the wake; one script, whatever the answer."""
-        verdict = self.run(
-            "push",
-            [self.key("d", delegation_id), self.key("due"), self.key("counters")],
-            [
-                delegation_id,
-                digest,
-                flag(acceptable),
-                claimed or "",
-                self.rules.min_fetch_gap_s,
-                self.rules.hint_patience_s,
-            ],
-        )
-        return PushAnswer(verdict)
+        return PushAnswer(self._push(delegation_id, digest, flag(acceptable), claimed or ""))
+
+    def check_push(self, delegation_id: str, digest: str) -> bool:
+        """Whether the credential of a push not read yet is right; a wrong one is counted as refused unread."""
+        return self._push(delegation_id, digest, "", "") != PushAnswer.REFUSED
+
+    def _push(self, delegation_id: str, digest: str, acceptable: str, claimed: str) -> str:
+        keys = [self.key("d", delegation_id), self.key("due"), self.key("counters")]
+        rules = [self.rules.min_fetch_gap_s, self.rules.hint_patience_s]
+        return str(self.run("push", keys, [delegation_id, digest, acceptable, claimed, *rules]))
 
 
 def root_of(delegation: Delegation) -> str:

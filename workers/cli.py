@@ -28,7 +28,7 @@ from workers.printable import one_line
 
 #: Command → where it is, and what it is for. A module is imported when its command is called: most never need A2A.
 COMMANDS = {
-    "agents": ("workers.cli_agents:agents", "Who work may be delegated to, and who was refused, and why."),
+    "agents": ("workers.cli_agents:agents", "Who work may be delegated to, and who was refused; accept a card."),
     "delegate": ("workers.cli_delegations:delegate", "Give a piece of work to an agent; prints the delegation's id."),
     "list": ("workers.cli_delegations:list_delegations", "Delegations, newest first."),
     "show": ("workers.cli_delegations:show", "One delegation: its state, its story, its outcome."),

@@ -14,6 +14,7 @@ from delegation.errors import AgentTaskFailed, InvalidArguments, UnknownDelegati
 from delegation.opening import GOAL_LIMIT
 from delegation.state import Delegation
 from delegation.store import Store
+from delegation.texts import printable
 from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
 from workers.cli_question import how_to_answer, question_line
@@ -29,7 +30,7 @@ from workers.cli_show import (
 from workers.descriptions import describe, is_asking
 from workers.finding import find_delegation
 from workers.handles import DelegationHandle, changes
-from workers.printable import many_lines, one_line
+from workers.printable import one_line
 from workers.runtime import runtime
 
 #: Records a list reads at once.
@@ -192,7 +193,7 @@ def tell_outcome(delegation: Delegation, *, with_text: bool = True) -> int:
     outcome = delegation.outcome
     assert outcome is not None
     if outcome.text and with_text:
-        click.echo(many_lines(outcome.text))
+        click.echo(printable(outcome.text))
     code = exit_code_of(delegation)
     if code:
         failed = AgentTaskFailed(delegation.id, delegation.agent, outcome.state.value, outcome.reason)

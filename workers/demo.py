@@ -21,6 +21,7 @@ import httpx
 from delegation.errors import ConfigurationError
 from delegation.state import Delegation, Watch
 from delegation.store import Store
+from delegation.texts import printable
 from delegation.workflow import WorkflowState
 from workers import processes
 from workers.carrier import carrying_app
@@ -29,7 +30,6 @@ from workers.cli_show import duration, make_console
 from workers.cli_watch import View, looker, print_changes, show_live
 from workers.embedded_valkey import EmbeddedValkey
 from workers.handles import Workflow
-from workers.printable import many_lines
 from workers.runtime import current_settings, reset_runtime, runtime
 
 #: Agent, name and goal of each piece of work.
@@ -181,7 +181,7 @@ class Show:
             f" {counters.get('pushes_rejected', 0)} refused (the forged one, and repeats after the end)."
         )
         click.echo(f"Every delegation has ended; the continuation ran {_times(runs)}, as {record.release_id}:\n")
-        click.echo("\n".join(f"  {line}" for line in many_lines(str(record.result)).splitlines()))
+        click.echo("\n".join(f"  {line}" for line in printable(str(record.result)).splitlines()))
         self._check(last, runs, record.state)
 
     def _check(self, last: View, runs: int, state: WorkflowState) -> None:

@@ -58,9 +58,12 @@ def describe_question(delegation: Delegation) -> dict[str, Any] | None:
 
 
 def describe_absence(delegation: Delegation) -> dict[str, Any] | None:
-    """Since when calls to its agent fail, and how many did; None while none does, or nobody waits for the agent."""
-    since = away_since(delegation)
-    return None if since is None else {"since": rfc3339(since), "tries": delegation.progress.failures}
+    """Since when calls to its agent fail, how many did, and the code of the last failure (errors.py); None while none
+    does, or nobody waits for the agent."""
+    since, progress = away_since(delegation), delegation.progress
+    if since is None:
+        return None
+    return {"since": rfc3339(since), "tries": progress.failures, "code": progress.failing_code}
 
 
 def away_since(delegation: Delegation) -> float | None:

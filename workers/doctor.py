@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 from kombu.exceptions import KombuError, OperationalError
 
+from delegation.card_changes import SHORT
 from delegation.errors import ConfigurationError, DelegationError, StateLost, StoreUnavailable
 from delegation.settings import CONFIG_VARIABLE, DEFAULT_FILE, Settings
 from delegation.store import Store
@@ -21,9 +21,9 @@ from workers.carrier import carrying_app
 from workers.printable import one_line
 from workers.project_directory import ProjectDirectory, names_redis
 from workers.queues import queue_lengths
+from workers.redis_server import OLDEST_REDIS, ServerVersion, durability_of
 from workers.runtime import current_settings, make_store
 
-OLDEST_REDIS = (6, 2)
 #: A sweep runs about four times a second in every worker.
 SWEEPER_SILENCE_S = 60.0
 #: An entry that is due for longer waits for a worker that is too busy, or not there.
@@ -103,14 +103,17 @@ def _redis(settings: Settings, store: Store) -> Finding:
         if not names_redis(settings) and project.path.is_dir():
             advice = f"; `delegation up`, whose data is in {project.path}, is not running: start it"
         return _failed("redis", f"{where}: {str(error).rstrip('.')}{advice}", exit_code=error.exit_code)
-    version = str(info.get("redis_version", ""))
-    product = f"Valkey {info['valkey_version']}" if "valkey_version" in info else f"Redis {version}"
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    if numbers < OLDEST_REDIS:
-        return _failed("redis", f"{where}: {product}; {OLDEST_REDIS[0]}.{OLDEST_REDIS[1]} or newer is needed")
+    server = ServerVersion.of(info)
+    if server.is_too_old:
+        return _failed("redis", f"{where}: {server}; {OLDEST_REDIS[0]}.{OLDEST_REDIS[1]} or newer is needed")
     if has_stopped:
-        return _warning("redis", f"{where}: {product}; not that of `delegation up`, which is not running here")
-    return _ok("redis", f"{where}: {product}")
+        return _warning("redis", f"{where}: {server}; not that of `delegation up`, which is not running here")
+    if not server.is_patched:
+        advice = (
+            "a script can run code there (CVE-2025-49844), unless your distribution patched it; see docs/security.md"
+        )
+        return _warning("redis", f"{where}: {server}; {advice}")
+    return _ok("redis", f"{where}: {server}")
 
 
 def redis_address(store: Store) -> str:
@@ -120,12 +123,8 @@ def redis_address(store: Store) -> str:
 
 
 def _durability(store: Store) -> Iterator[Finding]:
-    try:
-        with store.seam():
-            found: Any = store.client.config_get("appendonly", "appendfsync", "maxmemory-policy")
-    except StoreUnavailable:
-        yield _warning("durability", "could not be checked: CONFIG GET is not permitted to us")
-        return
+    with store.seam():
+        found = durability_of(store.client)
     problems = []
     if found.get("appendonly") != "yes":
         problems.append("appendonly is off, a restart of Redis loses every record: CONFIG SET appendonly yes")
@@ -136,7 +135,8 @@ def _durability(store: Store) -> Iterator[Finding]:
     if problems:
         yield _failed("durability", "; ".join(problems))
     else:
-        yield _ok("durability", f"appendonly, appendfsync {found.get('appendfsync')}, noeviction")
+        appendfsync = found.get("appendfsync", "not known (CONFIG GET is not permitted to us)")
+        yield _ok("durability", f"appendonly, appendfsync {appendfsync}, noeviction")
 
 
 def _state(store: Store) -> Finding:
@@ -196,7 +196,8 @@ def _web(settings: Settings) -> Finding:
     if base_url is None:
         return _warning("web", "server.base_url is not set: no agent can push, each is followed or asked")
     try:
-        status = httpx.get(f"{base_url}/healthz", timeout=WEB_PATIENCE_S).status_code
+        with httpx.Client(timeout=WEB_PATIENCE_S, trust_env=False, follow_redirects=False) as client:
+            status = client.get(f"{base_url}/healthz").status_code
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         return _failed("web", f"{base_url} does not answer: {str(error) or type(error).__name__}", exit_code=3)
     if status == 404:
@@ -234,7 +235,13 @@ def _agents(settings: Settings, store: Store, asked: list[dict[str, Any]]) -> It
     asked += rows
     for row in rows:
         name = f"agent {row['id']}"
-        yield _ok(name, f"accepted, {row['watch']}") if row["accepted"] else _failed(name, str(row["reason"]))
+        yield _ok(name, _accepted(row)) if row["accepted"] else _failed(name, str(row["reason"]))
+
+
+def _accepted(row: dict[str, Any]) -> str:
+    signed = {"verified": "signature verified", "present": "signed, not verified"}.get(row["signed"], "not signed")
+    shown = f"shown {row['auth']}" if row["auth"] else "no credentials"
+    return f"accepted, {row['watch']}; version {row['version']}, {shown}, {signed}, card {row['fingerprint'][:SHORT]}"
 
 
 def _ok(name: str, text: str) -> Finding:

@@ -24,14 +24,15 @@ import httpx
 from delegation.errors import AgentRefused, AgentUnreachable, CallAmbiguous
 from delegation.events import PreparedRequest
 from delegation.origins import Origin, origin_of, refused_address, resolve
-from delegation.outbound import CONNECT_AT_MOST_S
+from delegation.outbound import CONNECT_AT_MOST_S, Route
 from workers.follow_flights import Flights
 
 #: Streams of one agent that are being opened at the same time.
 OPENING_AT_ONCE = 32
 #: Of an answer that is no stream.
 MOST_ERROR_BYTES = 65_536
-_OURS = frozenset({b"accept-encoding", b"cookie", b"content-length", b"transfer-encoding"})
+#: One of its own, or a proxy's "pool" of one.
+_Connection = httpcore.AsyncHTTPConnection | httpcore.AsyncHTTPProxy
 #: A peer that is gone without a word is found by the idle limit; this one finds it where comments are sent by a proxy.
 _KEEPALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)] + [
     (socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -94,8 +95,7 @@ class Connections:
         self._answer_within_s = answer_within_s
         self._idle_s = idle_s
         self._backend = _CheckedBackend(threads)
-        self._tls = httpx.create_ssl_context(trust_env=False)
-        self._open: set[httpcore.AsyncHTTPConnection] = set()
+        self._open: set[_Connection] = set()
         self._opening: dict[Origin, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(OPENING_AT_ONCE))
 
     @property
@@ -104,26 +104,40 @@ class Connections:
         return len(self._open)
 
     @asynccontextmanager
-    async def send(self, request: PreparedRequest, origins: frozenset[Origin]) -> AsyncIterator[Answer]:
+    async def send(self, request: PreparedRequest, route: Route) -> AsyncIterator[Answer]:
         """Send the request and yield the answer. Raises AgentRefused, AgentUnreachable, CallAmbiguous."""
         url = httpx.URL(request.url)
         origin = origin_of(url)
-        if origin not in origins:
+        if origin not in route.origins:
             raise AgentRefused(f"not an allowed origin of this agent: {origin}"[:200])
-        async with self._connection(url) as connection:
+        async with self._connection(url, route) as connection:
             timeouts = {"connect": CONNECT_AT_MOST_S, "read": self._answer_within_s, "write": self._answer_within_s}
             async with self._opening[origin]:
-                answer = await _ask(connection, _build(request, url, timeouts))
+                answer = await self._ask(connection, _build(request, url, timeouts))
             # httpcore reads it anew for the body, which may be quiet for longer than an answer may take.
             timeouts["read"] = self._idle_s
             yield answer
 
+    async def _ask(self, connection: _Connection, request: httpcore.Request) -> Answer:
+        """In all, for headers may drip, and what is no answer yet (HTTP's 1xx) may come for ever."""
+        try:
+            async with asyncio.timeout(CONNECT_AT_MOST_S + self._answer_within_s):
+                return await _ask(connection, request)
+        except TimeoutError:
+            raise CallAmbiguous("no answer within the time allowed") from None
+
     @asynccontextmanager
-    async def _connection(self, url: httpx.URL) -> AsyncIterator[httpcore.AsyncHTTPConnection]:
-        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
-        connection = httpcore.AsyncHTTPConnection(
-            target.origin, ssl_context=self._tls, network_backend=self._backend, socket_options=_KEEPALIVE
-        )
+    async def _connection(self, url: httpx.URL, route: Route) -> AsyncIterator[_Connection]:
+        options: dict[str, Any] = {
+            "ssl_context": route.tls,
+            "network_backend": self._backend,
+            "socket_options": _KEEPALIVE,
+        }
+        connection: _Connection
+        if route.proxy is not None:
+            connection = httpcore.AsyncHTTPProxy(route.proxy, max_connections=1, **options)
+        else:
+            connection = httpcore.AsyncHTTPConnection(_target(url).origin, **options)
         self._open.add(connection)
         try:
             yield connection
@@ -135,19 +149,20 @@ class Connections:
 
 
 def _build(request: PreparedRequest, url: httpx.URL, timeouts: dict[str, float]) -> httpcore.Request:
-    kept = [(name, value) for name, value in request.headers if name.lower() not in _OURS]
-    kept.append((b"Accept-Encoding", b"identity"))
-    if request.content or request.method not in ("GET", "DELETE"):
-        kept.append((b"Content-Length", str(len(request.content)).encode()))
-    target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
     extensions: dict[str, Any] = {"timeout": timeouts}
-    return httpcore.Request(request.method, target, headers=kept, content=request.content, extensions=extensions)
+    return httpcore.Request(
+        request.method, _target(url), headers=request.headers, content=request.content, extensions=extensions
+    )
 
 
-async def _ask(connection: httpcore.AsyncHTTPConnection, request: httpcore.Request) -> Answer:
+def _target(url: httpx.URL) -> httpcore.URL:
+    return httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+
+
+async def _ask(connection: _Connection, request: httpcore.Request) -> Answer:
     try:
         response = await connection.handle_async_request(request)
-    except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+    except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.ProxyError) as error:
         raise AgentUnreachable(f"no connection: {error}"[:200]) from error
     except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
         raise CallAmbiguous(f"no answer: {str(error) or type(error).__name__}"[:200]) from error

@@ -18,18 +18,21 @@ from delegation.errors import (
     AgentBusy,
     AgentError,
     AnswerTooLarge,
+    AuthenticationRefused,
     CallAmbiguous,
+    CredentialUnavailable,
     MethodNotOffered,
     StoreUnavailable,
     UnknownAgent,
     UnknownDelegation,
 )
 from delegation.events import EventSplitter, PreparedRequest, read_event
-from delegation.origins import Origin
+from delegation.outbound import Route
 from delegation.replies import read_reply
 from delegation.state import Delegation, Phase
 from delegation.store import Loaded
 from delegation.store_follows import FollowAnswer, FollowEvent
+from workers.follow_agents import Subscriber
 from workers.follow_connection import Answer, Connections, Silence
 from workers.follow_news import Heard, News, begin_hearing, hear, hear_unreadable
 from workers.follow_pace import End, Ending, Tries, choose_next
@@ -47,8 +50,9 @@ _NO_SUCH_CALL = (405, 501)
 class Plan:
     """What is needed to subscribe once."""
 
+    client: Subscriber
     request: PreparedRequest
-    origins: frozenset[Origin]
+    route: Route
     interval_s: float
 
 
@@ -157,6 +161,8 @@ class Following:
         except MethodNotOffered as error:
             refused = error.a2a_code == _MAY_HAVE_ENDED
             return reading.end(Ending.REFUSED if refused else Ending.NOT_OFFERED, error.code)
+        except (AuthenticationRefused, CredentialUnavailable) as error:  # a look would fare no better: no wake
+            return reading.end(Ending.NOT_TRIED, error.code)
         except AgentBusy as error:
             return replace(reading.end(Ending.FAILED, error.code), retry_after_s=error.retry_after_s or 0.0)
         except AgentError as error:
@@ -194,7 +200,7 @@ class Reading:
     async def run(self, plan: Plan, agent_task_id: AgentTaskId) -> End:
         """To the orderly end. Raises Silence and AgentError kinds for all others."""
         self._interval_s = plan.interval_s
-        async with self._around.connections.send(plan.request, plan.origins) as answer:
+        async with self._around.connections.send(plan.request, plan.route) as answer:
             if not answer.is_stream:
                 await self._read_error(plan, answer)
             self._opened_at = time.monotonic()
@@ -222,7 +228,11 @@ class Reading:
         if answer.status in _NO_SUCH_CALL:
             raise MethodNotOffered(f"SubscribeToTask: HTTP {answer.status}")
         body = await answer.read(self._around.pace.answer_within_s)
-        read_reply(plan.request.question, answer.status, answer.headers, body)
+        try:
+            read_reply(plan.request.question, answer.status, answer.headers, body)
+        except AuthenticationRefused:
+            plan.client.forget_credentials(plan.request.question.secrets)
+            raise
         raise CallAmbiguous("SubscribeToTask: the answer is no event stream")
 
     async def _read(self, plan: Plan, answer: Answer, agent_task_id: AgentTaskId) -> None:

@@ -26,8 +26,9 @@ import click
 import structlog
 
 from delegation.agent_task import AgentTaskId
-from delegation.cards import allowed_origins
 from delegation.errors import StoreUnavailable, UnknownAgent
+from delegation.events import PreparedRequest
+from delegation.outbound import Route
 from delegation.redis_access import new_operation_id
 from delegation.settings import AgentSettings, Settings
 from delegation.state import Delegation
@@ -35,7 +36,7 @@ from delegation.store import Loaded, Store
 from delegation.store_follows import FollowAnswer, FollowEvent
 from delegation.watch import recheck_s
 from workers.carrier import carrying_app
-from workers.follow_agents import AgentClients, Clients
+from workers.follow_agents import AgentClients, Clients, Subscriber
 from workers.follow_connection import Connections
 from workers.follow_listener import Listener
 from workers.follow_stream import Fact, Following, Pace, Plan
@@ -258,10 +259,15 @@ class Follower:
 
     async def prepare(self, delegation: Delegation, agent_task_id: AgentTaskId) -> Plan:
         agent = self._settings.agent(delegation.agent)
-        client = await self._clients.get(delegation.agent, delegation.participant_id)
+        interface = delegation.progress.interface
+        client = await self._clients.get(delegation.agent, delegation.participant_id, interface)
+        # In a thread: a token may have to be asked for, and certificates read.
+        prepare = functools.partial(_prepare, client, agent_task_id)
+        request, route = await asyncio.get_running_loop().run_in_executor(self._agent_threads, prepare)
         return Plan(
-            request=client.subscription(agent_task_id),
-            origins=allowed_origins(agent),
+            client=client,
+            request=request,
+            route=route,
             interval_s=agent.follow_interval.total_seconds(),
         )
 
@@ -300,6 +306,10 @@ class Follower:
     async def _ask_for_leases(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         work = functools.partial(call, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self._lease_threads, work)
+
+
+def _prepare(client: Subscriber, agent_task_id: AgentTaskId) -> tuple[PreparedRequest, Route]:
+    return client.subscription(agent_task_id), client.route()
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

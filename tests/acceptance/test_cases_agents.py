@@ -68,10 +68,10 @@ def posts(agent: ScriptedAgent) -> list[str]:
     return [call["http"] for call in agent.calls() if call["http"].startswith("POST")]
 
 
-def refusal(delegation: DelegationHandle) -> str:
+def refusal(delegation: DelegationHandle, reason: str = "agent.refused") -> str:
     """What is said about a delegation to a refused agent."""
     outcome = ended(delegation)
-    assert (outcome["state"], outcome["reason"]) == ("FAILED", "agent.refused")
+    assert (outcome["state"], outcome["reason"]) == ("FAILED", reason)
     text: str = outcome["text"]
     return text
 
@@ -243,7 +243,7 @@ def test_c045_a_card_behind_a_login_is_an_error_of_authentication(it: Bench) -> 
     """401 for the card is said to be one; no other path is tried."""
     agent = it.agents["c045"]
     agent.script(script_of("C045"))
-    text = refusal(it.run("c045"))
+    text = refusal(it.run("c045"), "agent.auth_failed")
 
     assert "401" in text
     assert "authentication" in text
@@ -275,7 +275,7 @@ def test_c058_refused_credentials_are_said_to_be_the_reason(it: Bench) -> None:
     """401 with an empty HTML body: refused, the status named, one send."""
     agent = it.agents["c058"]
     agent.script(script_of("C058"))
-    text = refusal(it.run("c058"))
+    text = refusal(it.run("c058"), "agent.auth_failed")
 
     assert "401" in text
     assert "authentication" in text

@@ -20,6 +20,7 @@ from tests.support.caller import Witness
 from tests.support.cases import Bench, answer, bench, ended, on_send, outcome_in, record_of, script_of, wait_for_record
 from tests.support.foreign_tasks import WITNESS_VARIABLE, keep_call
 from tests.support.processes import ValkeyProcess, wait_until
+from tests.support.redis_users import ADMIN
 from workers import DelegationHandle, Workflow, delegate
 from workers.runtime import runtime
 
@@ -40,7 +41,7 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
 def witnessed(directory: Path, agents: dict[str, dict[str, Any]], **options: Any) -> Any:
     """A bench without a worker, whose processes know where continuations leave their trace."""
     valkey = ValkeyProcess(directory / "valkey")
-    env = {WITNESS_VARIABLE: valkey.url(9)}
+    env = {WITNESS_VARIABLE: valkey.url(9, user=ADMIN)}
     return bench(directory, agents, valkey=valkey, env=env, workers=0, timing=TIMING, **options)
 
 
@@ -256,8 +257,8 @@ def test_c091_a_large_result_stays_out_of_celery(it: Bench) -> None:
 
     delegation = DelegationHandle(outcome["delegation_id"])
     store = runtime().store
-    client = store.client
-    sizes = {key: client.memory_usage(key, samples=0) or 0 for key in client.scan_iter("delegation:*")}
+    with it.deployment.valkey.client() as client:
+        sizes = {key: client.memory_usage(key, samples=0) or 0 for key in client.scan_iter("delegation:*")}
     kept = sizes.pop(store.key("c", delegation.id))
     assert (outcome["state"], outcome["truncated"]) == ("COMPLETED", True)
     assert delegation.artifacts()[0]["parts"][0]["text"] == text

@@ -175,7 +175,7 @@ def test_c079_connections_that_went_dead_without_a_word_are_replaced(tmp_path: P
     """Redis behind a proxy that forgets connections: 503 in time meanwhile, and work goes on over new ones."""
     valkey = ValkeyProcess(tmp_path / "valkey")
     with Gate(valkey.port) as gate:
-        config = {"redis": {"url": f"redis://127.0.0.1:{gate.port}/0"}}
+        config = {"redis": {"url": valkey.url(port=gate.port)}}
         with bench(tmp_path, ["c079"], valkey=valkey, config=config) as it:
             agent, web = it.agents["c079"], it.deployment.web
             assert web is not None

@@ -15,11 +15,15 @@ from delegation.errors import ConfigurationError
 from tests.support.caller import Witness
 from tests.support.foreign_app import APP, BROKER_VARIABLE, PREFIX, QUEUE
 from tests.support.processes import Deployment, ScriptedAgent, ValkeyProcess, free_port, wait_until
+from tests.support.redis_users import Tenant
 from workers import install
 from workers.celery_settings import TASK_ROUTES
 from workers.runtime import reset_runtime
 
 BROKER_DB = 3
+TENANT = "shop"
+#: Their app leaves remote control on, so its workers listen there; a pattern's channel must be named as it stands.
+PIDBOX = f"&{PREFIX}/{BROKER_DB}.celery.pidbox"
 
 #: What each of the user's scripts below begins with.
 PROLOGUE = """
@@ -39,8 +43,8 @@ def show(value):
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("foreign")
-    valkey = ValkeyProcess(directory / "valkey")
-    env = Witness(valkey).environment | {BROKER_VARIABLE: valkey.url(BROKER_DB)}
+    valkey = ValkeyProcess(directory / "valkey", tenants={TENANT: Tenant(PREFIX, PIDBOX)})
+    env = Witness(valkey).environment | {BROKER_VARIABLE: valkey.url(BROKER_DB, user=TENANT)}
     agents = {"a": ScriptedAgent(directory, name="a"), "gone": f"http://127.0.0.1:{free_port()}"}
     config = {"celery": {"app": APP}}
     with Deployment(directory, agents=agents, config=config, env=env, valkey=valkey, workers=0) as deployment:

@@ -75,7 +75,8 @@ def test_a_forged_push_wakes_nobody_and_leaves_no_trace(scene: Scene) -> None:
     assert agent.push(agent_task_of(parked), body=body, **{"with": "none"}) == [404]
     assert scene.load(parked.id).wakes == 0
     assert not scene.calls("GetTask")
-    dump = "".join(str(scene.records.client.dump(key)) for key in scene.records.client.scan_iter("*"))
+    with scene.valkey.client() as client:
+        dump = "".join(str(client.dump(key)) for key in client.scan_iter("*"))
     assert CANARY not in dump
     agent.move(agent_task_of(parked), "COMPLETED")
     assert all_completed(check_at_rest(scene))

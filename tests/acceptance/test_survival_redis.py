@@ -17,6 +17,8 @@ from tests.support.survival import SHORT_LEASE, Scene, ends_after
 from workers import Workflow
 
 OUTAGE_S = 10.0
+#: Longer than any socket timeout of ours, so that every connection is given up meanwhile.
+FREEZE_S = 30.0
 CHILDREN = 20
 #: What the workers held when Redis went away comes back soon enough to be seen in the test.
 VISIBILITY_S = "3"
@@ -90,6 +92,17 @@ def test_redis_frozen_for_ten_seconds_under_load_loses_nothing(scene: Scene) -> 
     scene.valkey.pause()
     try:
         sit_out(scene, time.monotonic() + OUTAGE_S)
+    finally:
+        scene.valkey.resume()
+    check_all_ended(scene, workflows)
+
+
+def test_redis_frozen_beyond_every_timeout_is_found_again(scene: Scene) -> None:
+    """B-11: half a minute of silence on open connections; everything has ended within a minute after it."""
+    workflows = open_load(scene, 8)
+    scene.valkey.pause()
+    try:
+        sit_out(scene, time.monotonic() + FREEZE_S)
     finally:
         scene.valkey.resume()
     check_all_ended(scene, workflows)

@@ -227,6 +227,7 @@ def test_a_whole_conversation_survives_redis_dying(scene: Scene) -> None:
 
 def restart_redis(scene: Scene) -> None:
     """kill -9, once what was written last is on disk (it is flushed every second)."""
-    scene.records.client.waitaof(1, 0, 5000)
+    with scene.valkey.client() as client:
+        client.waitaof(1, 0, 5000)
     scene.valkey.kill()
     scene.valkey.start()

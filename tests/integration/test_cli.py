@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from delegation.state import WorkflowId
-from delegation.store import Store
 from tests.support.child import ROOT, ChildProcess, child_environment
 from tests.support.processes import Deployment, ScriptedAgent, free_port, wait_until
 
@@ -68,7 +67,10 @@ OUTCOME_NAMES = [
     "agent_task_id",
     "context_id",
 ]
-AGENT_NAMES = ["id", "name", "accepted", "reason", "watch", "skills", "card_fetched_at"]
+AGENT_NAMES = [
+    *("id", "name", "version", "accepted", "paused", "reason", "watch", "skills"),
+    *("signed", "fingerprint", "card_fetched_at"),
+]
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 ID = re.compile(r"[0-9a-f]{32}(\.\d+)?")
 
@@ -280,7 +282,7 @@ def test_several_may_wait_for_one_join(deployment: Deployment, tmp_path: Path) -
         first.start()
         wait_until(lambda: store.load_workflow(workflow).state == "JOINING", 30, what="join")
         second.start()
-        wait_until(lambda: listeners(store, workflow) == 2, 30, what="two that wait")
+        wait_until(lambda: listeners(deployment, store.key("roots", workflow)) == 2, 30, what="two that wait")
         refused = deployment.command("workflow", "join", workflow, "--then", "some.task")
         assert_one_line(refused.stderr, refused.returncode, 2)
         assert f"`delegation watch {workflow}` follows it" in refused.stderr
@@ -292,9 +294,10 @@ def test_several_may_wait_for_one_join(deployment: Deployment, tmp_path: Path) -
         assert "RELEASED" in first.output()
 
 
-def listeners(store: Store, root_id: str) -> int:
-    """How many wait for a change below that root."""
-    ((_, count),) = store.client.pubsub_numsub(store.key("roots", root_id))
+def listeners(deployment: Deployment, channel: str) -> int:
+    """How many wait for a change of what the channel is about."""
+    with deployment.valkey.client() as client:
+        ((_, count),) = client.pubsub_numsub(channel)
     return int(count)
 
 

@@ -603,6 +603,32 @@ def test_json_cannot_steer_a_terminal_either(deployment: Deployment, store: Stor
     assert as_json(said)["question"]["text"] == question
 
 
+def test_no_command_prints_what_steers_or_hides(deployment: Deployment, store: Store) -> None:
+    """Terminal sequences, turns, zero width and tag characters in questions, files, results and notes: whole texts
+    keep their lines and brackets, lines of ours hold neither, JSON reads back what the agent sent."""
+    hostile = "a\x1b[2J\x9b1m\u202e\u2066\u061cb\u200b\u2060\ufeff\U000e0041\ufe0fc\u2028d\x85e\r\nf <g> ＜h＞"
+    unseen = set(hostile) - set("a[2J1mbcdef <g>＜h＞\n")
+    first, second, line = "a�[2J�1m���bc d e", "f <g> ＜h＞", "a[2J1mbc d e f ‹g› ‹h›"
+    workflow = deployment.command("workflow", "open").stdout.strip()
+    part = {"url": "http://127.0.0.1:9/x", "filename": hostile}
+    delegation_id = delegated(deployment, asks(hostile, part=part, then=hostile), "--workflow", workflow)
+    wait_for_question(store, delegation_id)
+    inbox = deployment.command("inbox", "--workflow", workflow)
+    in_lines = [deployment.command("list"), deployment.command("workflow", "show", workflow)]
+    whole = [deployment.command("show", delegation_id)]
+    whole += [deployment.command("reply", delegation_id, "yes", "--wait"), deployment.command("show", delegation_id)]
+    in_lines += [deployment.command("watch", delegation_id), deployment.command("show", delegation_id, "--history")]
+    in_lines.append(deployment.command("workflow", "notes", workflow))
+    as_it_is = deployment.command("show", delegation_id, "--json")
+    for said in [inbox, *in_lines, *whole, as_it_is]:
+        assert said.returncode == 0, said.stderr
+        assert not set(said.stdout + said.stderr) & unseen
+    assert all(line in said.stdout for said in in_lines)
+    assert all(first in said.stdout and second in said.stdout for said in whole)
+    assert len(inbox.stdout.splitlines()) == 2
+    assert as_json(as_it_is)["outcome"]["text"] == hostile
+
+
 def test_an_artifact_that_was_too_large_is_marked(deployment: Deployment, store: Store) -> None:
     """`show` tells every artifact's size, and how to get one that was not kept; `--artifacts` has them as sent."""
     delegation_id = delegated(deployment, json.dumps({"artifact": ["small", "x" * 1000]}))

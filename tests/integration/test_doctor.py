@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.child import child_environment, free_port
-from tests.support.processes import Deployment
+from tests.support.processes import Deployment, ValkeyProcess
+from workers.redis_server import ServerVersion
 
 
 def delegation(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -75,3 +77,25 @@ def test_a_continuation_that_is_not_seen_to_run_is_a_warning(deployment: Deploym
 
         store.continuation_seen(workflow, release_id)
         assert says("continuations", "ok", "none given up$", it.command("doctor", "--no-agents").stdout)
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs redis-server")
+def test_a_server_whose_scripts_can_break_out_is_a_warning(tmp_path: Path) -> None:
+    """B-05: every server we start is either patched or named, by its number, as one that may not be."""
+    server = ValkeyProcess(tmp_path / "redis", binary=Path(str(shutil.which("redis-server"))))
+    with Deployment(tmp_path, agents={}, web=False, workers=0, valkey=server) as it, server.client() as client:
+        version = ServerVersion.of(client.info("server"))
+        report = it.command("doctor", "--no-agents").stdout
+        warns = says("redis", "warning", rf"127\.0\.0\.1:{server.port}: Redis [0-9.]+; .*CVE-2025-49844", report)
+        assert warns is not version.is_patched
+
+
+def test_durability_is_known_without_a_right_to_the_configuration(deployment: Deployment) -> None:
+    """CONFIG GET tells passwords, so deploy/redis-users.acl denies it; INFO tells what matters most."""
+    with deployment as it, it.valkey.client() as client:
+        report = it.command("doctor", "--no-agents").stdout
+        assert says("durability", "ok", r"appendonly, appendfsync not known \(CONFIG GET is not permitted", report)
+        client.config_set("appendonly", "no")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        report = it.command("doctor", "--no-agents").stdout
+        assert says("durability", "failed", "appendonly is off, .*; Redis may evict records: ", report)

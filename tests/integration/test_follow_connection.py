@@ -14,7 +14,8 @@ import pytest
 
 from delegation.errors import AgentRefused, AgentUnreachable, CallAmbiguous
 from delegation.events import PreparedRequest
-from delegation.origins import Origin, read_origin
+from delegation.origins import read_origin
+from delegation.outbound import Route
 from delegation.replies import Question
 from tests.support.raw_server import Behaviour, RawServer, Seen, closes, drips, hangs, resets, says
 from workers.follow_connection import MOST_ERROR_BYTES, Connections, Silence
@@ -37,18 +38,17 @@ def connections(threads: ThreadPoolExecutor) -> Connections:
 def to(url: str, content: bytes = b'{"id": 1}', **headers: str) -> PreparedRequest:
     sent = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     question = Question(method="SubscribeToTask", binding="JSONRPC")
-    return PreparedRequest(
-        method="POST", url=url, headers=[(b"Host", b"agent"), *sent], content=content, question=question
-    )
+    framed = [(b"Host", b"agent"), (b"Content-Length", str(len(content)).encode()), *sent]
+    return PreparedRequest(method="POST", url=url, headers=framed, content=content, question=question)
 
 
-def origins(*urls: str) -> frozenset[Origin]:
-    return frozenset(read_origin(url) for url in urls)
+def route(*urls: str) -> Route:
+    return Route(origins=frozenset(read_origin(url) for url in urls))
 
 
 async def read_all(connections: Connections, url: str, **headers: str) -> bytes:
     body = b""
-    async with connections.send(to(url, **headers), origins(url)) as answer, aclosing(answer.chunks()) as chunks:
+    async with connections.send(to(url, **headers), route(url)) as answer, aclosing(answer.chunks()) as chunks:
         assert answer.is_stream
         async for chunk in chunks:
             body += chunk
@@ -71,13 +71,13 @@ def run(work: Callable[[], Awaitable[object]]) -> object:
 
 
 def test_a_stream_is_read_to_its_end_and_its_connection_is_gone(connections: Connections) -> None:
-    """Ours and no other: asked for without compression, whatever the SDK would have said."""
+    """Sent as it was prepared, credentials included."""
     with RawServer(streams(EVENT, closes())) as server:
-        assert run(lambda: read_all(connections, server.url, Accept_Encoding="gzip", Cookie="a=b")) == EVENT
+        assert run(lambda: read_all(connections, server.url, Accept_Encoding="identity", Cookie="a=b")) == EVENT
         assert server.wait_until_open(0)
     (seen,) = server.seen
     assert seen.headers["accept-encoding"] == "identity"
-    assert "cookie" not in seen.headers
+    assert seen.headers["cookie"] == "a=b"
     assert json.loads(seen.body) == {"id": 1}
     assert connections.open == 0
 
@@ -86,7 +86,7 @@ def test_an_origin_that_is_not_the_agents_is_not_spoken_to(connections: Connecti
     """Refused before any socket is opened."""
 
     async def send(url: str) -> None:
-        async with connections.send(to(url), origins("http://127.0.0.1:9")):
+        async with connections.send(to(url), route("http://127.0.0.1:9")):
             raise AssertionError("sent")
 
     with RawServer(hangs()) as server:
@@ -103,8 +103,15 @@ def test_no_stream_goes_to_an_address_that_no_agent_has(connections: Connections
     assert connections.open == 0
 
 
-def test_a_closed_port_and_an_unknown_host_are_unreachable(connections: Connections) -> None:
+def test_a_closed_port_and_an_unknown_host_are_unreachable(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Certainly not sent."""
+
+    def look_up(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr("delegation.origins.socket.getaddrinfo", look_up)
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         port = server.getsockname()[1]
     for url in (f"http://127.0.0.1:{port}", "http://no-such-host.invalid"):
@@ -144,7 +151,7 @@ def test_a_redirect_is_an_answer_like_any_other(connections: Connections) -> Non
     """Its target is not asked."""
 
     async def status(url: str) -> int:
-        async with connections.send(to(url), origins(url)) as answer:
+        async with connections.send(to(url), route(url)) as answer:
             return answer.status
 
     with RawServer(hangs()) as other, RawServer(says(307, b"", {"Location": other.url})) as server:
@@ -156,7 +163,7 @@ def test_the_body_of_an_error_is_read_as_far_as_it_matters(connections: Connecti
     """64 KiB, and no longer than an answer may take."""
 
     async def read(url: str, within_s: float) -> bytes:
-        async with connections.send(to(url), origins(url)) as answer:
+        async with connections.send(to(url), route(url)) as answer:
             return await answer.read(within_s)
 
     with RawServer(says(500, b"x" * 1_000_000)) as server:

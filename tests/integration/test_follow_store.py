@@ -23,7 +23,7 @@ A, B = "host-1-aa", "host-2-bb"
 
 @pytest.fixture
 def records(client: Any) -> Records:
-    return Records(client, prefix=f"f{next(_numbers)}:", rules=replace(CALM, min_fetch_gap_s=0.0))
+    return Records(client, prefix=f"delegation:f{next(_numbers)}:", rules=replace(CALM, min_fetch_gap_s=0.0))
 
 
 def want(records: Records, *ids: str) -> list[str]:

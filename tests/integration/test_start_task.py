@@ -21,6 +21,7 @@ from delegation.errors import (
     AgentRefused,
     AgentUnreachable,
     AnswerTooLarge,
+    AuthenticationRefused,
     CallAmbiguous,
     MethodNotOffered,
     PushNotAccepted,
@@ -349,7 +350,7 @@ NOTHING: dict[str, tuple[Behaviour, type[AgentError]]] = {
     "plain page": (says(200, b"<html>", {"Content-Type": "text/html"}), CallAmbiguous),
     "500": (says(500), CallAmbiguous),
     "429": (says(429, headers={"Retry-After": "3"}), AgentBusy),
-    "401": (says(401), AgentRefused),
+    "401": (says(401), AuthenticationRefused),
 }
 
 

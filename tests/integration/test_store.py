@@ -23,6 +23,7 @@ from delegation.store import Begun, PushAnswer, Settlement, Store
 from delegation.workflow import WorkflowState
 from tests.support.delegations import CALM, FAST, TOKEN_DIGEST, Records, a_task, an_artifact, at
 from tests.support.processes import ValkeyProcess, free_port, wait_until
+from tests.support.redis_users import TESTER
 
 _numbers = itertools.count()
 RETENTION_S = 500
@@ -36,14 +37,14 @@ def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
 
 @pytest.fixture(scope="session")
 def client(valkey: ValkeyProcess) -> Iterator[Any]:
-    with valkey.client() as client:
+    with valkey.client(user=TESTER) as client:
         yield client
 
 
 @pytest.fixture
 def make_records(client: Any) -> Callable[..., Records]:
     """Views of one and the same fresh keyspace, each with rules of its own."""
-    prefix = f"t{next(_numbers)}:"
+    prefix = f"delegation:t{next(_numbers)}:"
 
     def make(*, calls_per_agent: int = 8, history: int = 200, **rules: Any) -> Records:
         limits = replace(FAST, calls_per_agent=calls_per_agent, history=history, retention_s=RETENTION_S)
@@ -646,7 +647,7 @@ def test_two_last_children_that_end_together_release_once(valkey: ValkeyProcess,
     heard: list[Settlement] = []
 
     def end_all(order: list[Delegation]) -> None:
-        mine = Records(valkey.client(), prefix=records.store.prefix)
+        mine = Records(valkey.client(user=TESTER), prefix=records.store.prefix)
         heard.extend(mine.end(child) for child in order)
         mine.client.close()
 

@@ -25,7 +25,7 @@ FIRST_S, LONGEST_S, LEASE_S = 100.0, 350.0, 1500.0
 def records(client: Any) -> Records:
     rules = replace(CALM, retry_first_s=FIRST_S, retry_max_s=LONGEST_S)
     limits = replace(FAST, breaker_failures=MOST, calls_per_agent=100)
-    return Records(client, prefix=f"b{next(_numbers)}:", rules=rules, limits=limits)
+    return Records(client, prefix=f"delegation:b{next(_numbers)}:", rules=rules, limits=limits)
 
 
 def begin(records: Records, agent: str = "flights") -> Delegation:

@@ -14,6 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from delegation.store import Begun
 from delegation.workflow import WorkflowState
 from tests.support.processes import ValkeyProcess
+from tests.support.redis_users import TESTER
 from tests.support.store_machine import StoreMachine
 
 #: A machine that gets nowhere would prove nothing.
@@ -25,7 +26,7 @@ WITHDRAWN = (WorkflowState.CANCELING, WorkflowState.CANCELED, WorkflowState.FAIL
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     valkey = ValkeyProcess(tmp_path_factory.mktemp("valkey"), options={"appendonly": "no"}).start()
-    with valkey, valkey.client() as client:
+    with valkey, valkey.client(user=TESTER) as client:
         yield client
 
 

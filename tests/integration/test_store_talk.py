@@ -33,7 +33,7 @@ ASKS, WORKS = TaskState.INPUT_REQUIRED, TaskState.WORKING
 
 @pytest.fixture
 def make_records(client: Any) -> Callable[..., Records]:
-    prefix = f"k{next(_numbers)}:"
+    prefix = f"delegation:k{next(_numbers)}:"
 
     def make(*, calls_per_agent: int = 8, calls_per_second: int = 10**6, **rules: Any) -> Records:
         limits = replace(FAST, calls_per_agent=calls_per_agent, calls_per_second=calls_per_second, retention_s=500)

@@ -26,7 +26,7 @@ ON_NOTE = {"task": "tell_me", "args": []}
 
 @pytest.fixture
 def make_records(client: Any) -> Callable[..., Records]:
-    prefix = f"w{next(_numbers)}:"
+    prefix = f"delegation:w{next(_numbers)}:"
 
     def make(*, notes: int = 1000, **rules: Any) -> Records:
         limits = replace(FAST, notes=notes, retention_s=RETENTION_S)

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from tests.support.agent_credentials import carries
 from tests.support.agent_work import now_stamp
+
+_CHALLENGE = {"WWW-Authenticate": 'Bearer realm="agent", error="invalid_token"'}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +39,12 @@ class AgentConfig:
     replay: bool = False  #: a subscription tells every status from the very first again, after the snapshot
     keepalive_s: float = 0.0  #: a comment in every stream that often; 0: never
 
+    #: what a call must carry, alternatives of which one will do (see agent_credentials.py); none: nothing
+    credentials: Sequence[Mapping[str, Any]] = ()
+    card_credentials: Sequence[Mapping[str, Any]] = ()  #: the same, for the card
+    refusal: Mapping[str, Any] = field(default_factory=lambda: {"status": 401, "headers": _CHALLENGE})
+    #: the answer to a call without them: ``status``, ``headers``, ``body``
+
     hang: bool = False  #: take every call, answer none
     status: int | None = None  #: answer every call with this HTTP status
     delay_s: float = 0.0  #: before every answer
@@ -43,6 +52,8 @@ class AgentConfig:
     def __post_init__(self) -> None:
         if self.stream_when_interrupted not in ("stay", "end"):
             raise ValueError(f"stream_when_interrupted: {self.stream_when_interrupted!r} is neither stay nor end")
+        for wanted in (*self.credentials, *self.card_credentials):
+            carries(wanted, {})  # raises when it cannot mean anything
         if self.cancel not in ("accept", "refuse", "unsupported", "ignore") and self.cancel_takes_s is None:
             raise ValueError(f"cancel: cannot read {self.cancel!r}")
         if self.timestamps not in ("real", "none") and _seconds_in(self.timestamps, "skew") is None:

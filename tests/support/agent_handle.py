@@ -12,6 +12,7 @@ from typing import Any, Self
 import httpx
 
 from tests.support.child import ChildProcess, wait_until
+from tests.support.identity_tls import ServerTls
 from tests.support.ledger import Entry, read_ledger
 
 
@@ -19,11 +20,19 @@ class ScriptedAgent(ChildProcess):
     """``ScriptedAgent(directory, **AgentConfig fields).start()``; the URL stays the same through every restart."""
 
     def __init__(
-        self, directory: Path, *, name: str = "agent", port: int = 0, fsync: bool = False, **config: Any
+        self,
+        directory: Path,
+        *,
+        name: str = "agent",
+        port: int = 0,
+        fsync: bool = False,
+        tls: ServerTls | None = None,
+        **config: Any,
     ) -> None:
         self.name = name
         self.port = port
         self.ledger_path = directory / f"{name}.ledger.jsonl"
+        self.tls = tls  #: may be changed before a start
         self._fsync = fsync
         self._config: dict[str, Any] = {"name": name, **config}
         self._memory: Any = None
@@ -33,7 +42,7 @@ class ScriptedAgent(ChildProcess):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def start(self) -> Self:
         """With the configuration and rules in force at the end, and the tasks if ``stop`` or ``kill`` kept them.
@@ -43,10 +52,11 @@ class ScriptedAgent(ChildProcess):
         self.command = [sys.executable, "-m", "tests.support.scripted_agent", "--port", str(self.port), "--control"]
         self.command += ["--ledger", str(self.ledger_path), "--config", json.dumps(self._config)]
         self.command += ["--fsync"] if self._fsync else []
+        self.command += ["--tls", json.dumps(self.tls.to_json())] if self.tls else []
         super().start()
         ready = json.loads(self.wait_for_output(r'\{"ready".*\}').group())
         self.port = int(ready["ready"].rpartition(":")[2])
-        self._control = httpx.Client(base_url=self.url, trust_env=False, timeout=30)
+        self._control = httpx.Client(base_url=ready["control"], trust_env=False, timeout=30)
         if self._rules:
             self._post("/_script", self._rules)
         if self._memory is not None:
@@ -109,6 +119,10 @@ class ScriptedAgent(ChildProcess):
     def sends(self) -> list[Entry]:
         """SendMessage and SendStreamingMessage."""
         return [entry for entry in self.calls() if entry["method"] in ("SendMessage", "SendStreamingMessage")]
+
+    def refused(self) -> list[Entry]:
+        """Calls that lacked what the configuration wants (`credentials`, `card_credentials`)."""
+        return [entry for entry in self.calls() if entry["refused"]]
 
     def created(self) -> list[Entry]:
         """One entry for each task that was started."""

@@ -14,6 +14,7 @@ from celery import Celery, current_app
 from tests.support.child import wait_until
 from tests.support.deployment import Deployment
 from tests.support.foreign_tasks import WITNESS_VARIABLE
+from tests.support.redis_users import ADMIN
 from tests.support.services import ValkeyProcess
 from workers.app import make_app
 from workers.runtime import reset_runtime, runtime
@@ -49,7 +50,7 @@ class Witness:
     """What the user's tasks say they saw, by key."""
 
     def __init__(self, valkey: ValkeyProcess, db: int = 9) -> None:
-        self.url = valkey.url(db)
+        self.url = valkey.url(db, user=ADMIN)
         self._valkey = valkey
         self._db = db
 

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from delegation.agent_task import AgentTask, ContextId, OutgoingMessage, TaskState
-from delegation.cards import CheckedCard, Extension, Interface, allowed_origins, fetch_card
+from delegation.card_fetch import fetch_card
+from delegation.cards import CheckedCard, Extension, Interface, allowed_origins
 from delegation.client import AgentClient
 from delegation.outbound import GuardedTransport
 from delegation.settings import AgentSettings, LimitSettings

@@ -237,8 +237,8 @@ class Records:
 
 
 def kind_of(key: str) -> str:
-    """``delegation:n:w1`` → ``n``, of a prefix without colons but its last character."""
-    return key.split(":")[1]
+    """``delegation:t7:n:w1`` → ``n``, of a prefix made for one test."""
+    return key.split(":")[2]
 
 
 def documented_kinds() -> set[str]:

@@ -288,7 +288,8 @@ def _nothing_left_in_redis(scene: Scene) -> Iterator[str]:
 
 
 def _keys(scene: Scene, pattern: str) -> list[str]:
-    return sorted(set(scene.records.client.scan_iter(match=pattern, count=1000)))
+    with scene.valkey.client() as client:
+        return sorted(set(client.scan_iter(match=pattern, count=1000)))
 
 
 def all_completed(rest: Rest) -> bool:

@@ -61,10 +61,11 @@ class ModelAgent:
     can_push: bool = False
     can_stream: bool = False
     active_extensions: tuple[str, ...] = ()
+    interface_key: str = ""
     updates: str = "poll"
     on_ambiguous_send: str = "reconcile"
 
-    def config(self, _: str, participant_id: str | None = None) -> ModelAgent:
+    def config(self, _: str, participant_id: str | None = None, interface: str = "") -> ModelAgent:
         return self
 
     card = client = config

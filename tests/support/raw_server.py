@@ -1,9 +1,10 @@
-"""A TCP server that answers HTTP requests with whatever bytes a test wants, and counts what it saw."""
+"""A TCP server, with TLS or without, that answers HTTP requests with whatever bytes a test wants, and counts them."""
 
 from __future__ import annotations
 
 import json
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Mapping
@@ -34,13 +35,14 @@ class RawServer:
     """``with RawServer(behaviour) as server``; the behaviour can be changed at any time."""
 
     behaviour: Behaviour
+    tls: ssl.SSLContext | None = None
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
     open: int = 0
 
     def __enter__(self) -> Self:
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self._listener.getsockname()[1]}"
         self.stopping = threading.Event()
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]
@@ -55,7 +57,7 @@ class RawServer:
         self._threads[0].join()
         for connection in self._sockets:
             try:
-                connection.shutdown(socket.SHUT_RDWR)
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)  # of the TCP beneath, where there is TLS
             except OSError:
                 continue
         for thread in self._threads:
@@ -73,10 +75,16 @@ class RawServer:
             except OSError:
                 return
             self.connections += 1
-            self._sockets.append(connection)
-            thread = threading.Thread(target=self._serve, args=(connection, self.connections))
+            thread = threading.Thread(target=self._serve, args=(self._open(connection), self.connections))
             self._threads.append(thread)
             thread.start()
+
+    def _open(self, connection: socket.socket) -> socket.socket:
+        """With TLS the handshake is left to the connection's own thread: it comes with the first read."""
+        if self.tls is not None:
+            connection = self.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        self._sockets.append(connection)
+        return connection
 
     def _serve(self, connection: socket.socket, number: int) -> None:
         self._count(+1)

@@ -6,6 +6,7 @@ A rule is a JSON object. Which calls it is for:
   ``SendMessage with push``, ``CancelTask for t1``, ``GET /path`` (an HTTP call), ``any`` (every A2A method);
 - ``match``: only calls whose message text contains this; calls that name a task go by the text that started it;
 - ``unless_header``: ``{name: value}``, only calls that lack one of these headers (value null: any value will do);
+- ``with``, ``without``: only calls that carry all of this, or not all of it (see agent_credentials.py);
 - ``times``: how many calls it answers (default: from then on); ``replies`` last once each, the last one for good.
 
 What it does: at most one of ``reply`` (JSON-RPC result), ``replies`` (one per call), ``error`` (JSON-RPC error),
@@ -32,12 +33,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.support.agent_credentials import carries
 from tests.support.played_streams import is_an_end
 from tests.support.streams import Event
 from tests.support.wire import Response
 
 _KEYS = {
-    *("on", "match", "unless_header", "times", "reply", "replies", "error", "http", "end", "delay_s", "work", "id"),
+    *(
+        "on",
+        "match",
+        "unless_header",
+        "with",
+        "without",
+        "times",
+        "reply",
+        "replies",
+        "error",
+        "http",
+        "end",
+        "delay_s",
+        "work",
+        "id",
+    ),
     *("sse", "raw", "note"),
 }
 _STREAMS = ("sse", "raw")
@@ -60,6 +77,8 @@ class Call:
     rpc_id: Any = None
     params: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    query: str = ""
+    certificate: str = ""
     text: str = ""  #: the message's text, or that of the message which started the named task
     task_id: str = ""
     context_id: str = ""
@@ -109,6 +128,8 @@ class Rule:
         end = str(spec.get("end", "close"))
         if not (is_an_end(end) if is_stream else end in _ENDS):
             raise RuleError(f"end: cannot read {end!r}")
+        for key in ("with", "without"):
+            carries(spec.get(key, {}), {})  # raises when it cannot mean anything
         self.spec = dict(spec)
         self.is_stream = is_stream
         self.used = 0
@@ -181,10 +202,12 @@ class Rule:
     def _matches(self, call: Call) -> bool:
         if self.spec.get("match", "") not in call.text:
             return False
+        carried = (call.headers, call.query, call.certificate)
+        if not carries(self.spec.get("with", {}), *carried):
+            return False
         unless = self.spec.get("unless_header")
-        if unless is None:
-            return True
-        return not all(_has_header(call.headers, name, value) for name, value in unless.items())
+        unwanted = [self.spec.get("without"), {"headers": unless} if unless else None]
+        return not any(carries(each, *carried) for each in unwanted if each)
 
 
 class Rules:
@@ -206,11 +229,6 @@ class Rules:
                 rule.used += 1
                 return rule
         return None
-
-
-def _has_header(headers: Mapping[str, str], name: str, value: str | None) -> bool:
-    found = headers.get(name.lower())
-    return found is not None and value in (None, found)
 
 
 def _http_response(spec: Mapping[str, Any], call: Call, stand_ins: Mapping[str, str]) -> Response:

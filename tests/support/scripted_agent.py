@@ -11,7 +11,8 @@ by its configuration (agent_config.py). With ``--control`` these paths steer it:
     POST /_stream   {"cut": "close" | "cut" | "reset" | "half"} or {"raw": …} or {"event": …}, each with "taskId"?
     POST /_memory   what GET /_memory gave, maybe another process's  GET /_ledger?since=N, /_stats, /_open, /_stream
 
-Prints one JSON line ``{"ready": url}`` when it listens.
+Prints one JSON line ``{"ready": url, "control": url}`` when it listens. With ``--tls`` it speaks https, and is steered
+over plain http at a port of its own, so that a test can have a certificate that nobody accepts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from typing import Any
 
 from tests.support.agent_calls import AgentCalls, CallRefused, text_of
 from tests.support.agent_control import AgentControl
+from tests.support.agent_credentials import credentials_in, satisfies_one
+from tests.support.identity_tls import ServerTls
 from tests.support.ledger import Ledger
 from tests.support.played_streams import PlayedStream
 from tests.support.pushes import PushSender
@@ -45,10 +48,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--fsync", action="store_true", help="fsync the ledger after every entry")
     parser.add_argument("--control", action="store_true", help="serve the paths that steer the agent")
     parser.add_argument("--config", type=json.loads, default={}, help="initial configuration, a JSON object")
+    parser.add_argument("--tls", type=json.loads, help="certificate, key, client_ca: a JSON object of PEM files")
     options = parser.parse_args(argv)
     agent = ScriptedAgent(Ledger(options.ledger, fsync=options.fsync), may_be_steered=options.control)
     agent.calls.config = agent.calls.config.changed(options.config)
-    asyncio.run(agent.serve(options.host, options.port))
+    asyncio.run(agent.serve(options.host, options.port, ServerTls.from_json(options.tls) if options.tls else None))
 
 
 class ScriptedAgent:
@@ -69,15 +73,17 @@ class ScriptedAgent:
         self.max_in_flight = 0
         self._last_sent: dict[str, str] = {}
 
-    async def serve(self, host: str, port: int) -> None:
+    async def serve(self, host: str, port: int, tls: ServerTls | None = None) -> None:
         stopped = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        listener, bound_port = await self.server.listen(host, port)
-        self.base_url = f"http://{host}:{bound_port}"
-        print(json.dumps({"ready": self.base_url}), flush=True)
+        listener, bound_port = await self.server.listen(host, port, tls.context() if tls else None)
+        steering, control_port = await self.server.listen(host, 0) if tls else (listener, bound_port)
+        self.base_url = f"{'https' if tls else 'http'}://{host}:{bound_port}"
+        print(json.dumps({"ready": self.base_url, "control": f"http://{host}:{control_port}"}), flush=True)
         await stopped.wait()
         listener.close()
+        steering.close()
 
     def handle(self, request: Request) -> Answer:
         if self.control is not None and request.path.startswith("/_"):
@@ -87,9 +93,10 @@ class ScriptedAgent:
         except ValueError as problem:
             error = {"code": -32700, "message": f"not a JSON-RPC request: {problem}"}
             return Response.of_json({"jsonrpc": "2.0", "id": None, "error": error})
-        rule = self.rules.take(call)
-        self._record(call, request, rule)
-        answer = self._answer(call, request, rule)
+        is_refused = self._lacks_credentials(call)
+        rule = None if is_refused else self.rules.take(call)
+        self._record(call, request, rule, is_refused=is_refused)
+        answer = self._refusal() if is_refused else self._answer(call, request, rule)
         if not isinstance(answer, Response):
             return self._counted(answer, request)
         self.max_in_flight = max(self.max_in_flight, self.in_flight + 1)
@@ -110,8 +117,10 @@ class ScriptedAgent:
 
     def _read(self, request: Request) -> Call:
         http = f"{request.method} {request.path}"
+        carried: dict[str, Any] = {"headers": request.headers, "query": request.query}
+        carried["certificate"] = request.certificate
         if request.method != "POST":
-            return Call(http=http, headers=request.headers)
+            return Call(http=http, **carried)
         envelope = json.loads(request.body)
         if not isinstance(envelope, dict) or not isinstance(envelope.get("params", {}), dict):
             raise ValueError("expected an object with params")
@@ -124,14 +133,25 @@ class ScriptedAgent:
             method=str(envelope.get("method", "")),
             rpc_id=envelope.get("id"),
             params=params,
-            headers=request.headers,
+            **carried,
             text=text_of(message) if message else named.text if named else "",
             task_id=task_id,
             context_id=str(message.get("contextId") or params.get("contextId") or (named.context_id if named else "")),
             message_id=str(message.get("messageId") or ""),
         )
 
-    def _record(self, call: Call, request: Request, rule: Rule | None) -> None:
+    def _lacks_credentials(self, call: Call) -> bool:
+        config = self.calls.config
+        wanted = config.credentials if call.method else config.card_credentials
+        is_up = not config.hang and config.status is None
+        return is_up and not satisfies_one(wanted, call.headers, call.query, call.certificate)
+
+    def _refusal(self) -> Response:
+        refusal = self.calls.config.refusal
+        body = str(refusal.get("body", "")).encode()
+        return Response(status=refusal.get("status", 401), headers=refusal.get("headers", {}), body=body)
+
+    def _record(self, call: Call, request: Request, rule: Rule | None, *, is_refused: bool) -> None:
         name = call.method or call.http
         self.counts[name] = self.counts.get(name, 0) + 1
         facts: dict[str, Any] = {
@@ -141,6 +161,10 @@ class ScriptedAgent:
             "context_id": call.context_id,
             "task_id": call.task_id,
             "headers": {each: call.headers[each] for each in _HEADERS_OF_INTEREST if each in call.headers},
+            "credentials": credentials_in(call.headers),
+            "query": call.query,
+            "certificate": call.certificate,
+            "refused": is_refused,
             "connection": request.connection,
         }
         if call.is_send:

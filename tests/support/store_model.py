@@ -71,7 +71,7 @@ class StoreModel(RuleBasedStateMachine):
     @initialize()
     def begin_empty(self) -> None:
         limits = Limits(calls_per_agent=SLOTS, calls_per_second=10**6, notes=5, retention_s=5000)
-        self.records = Records(self.client, prefix=f"s{next(_numbers)}:", rules=CALM, limits=limits)
+        self.records = Records(self.client, prefix=f"delegation:s{next(_numbers)}:", rules=CALM, limits=limits)
         self.store = TwiceStore(self.client, prefix=self.records.store.prefix, rules=CALM, limits=limits)
         self.records.store = self.store
         self.known: dict[str, Known] = {}

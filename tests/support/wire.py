@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
+
+from tests.support.identity_tls import common_name
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
 _ESTABLISHED = 1  # TCP_INFO's first byte, on Linux
@@ -33,6 +36,7 @@ class Request:
     connection: int
     closed: asyncio.Future[None]
     was_left: Callable[[], bool]  #: the client has closed its end, though the loop may not have come to it yet
+    certificate: str = ""  #: the common name in the client's certificate, if it had to show one
 
 
 @dataclass(slots=True)
@@ -118,9 +122,9 @@ class HttpServer:
         self.open: set[_Connection] = set()
         self.accepted = 0
 
-    async def listen(self, host: str, port: int) -> tuple[asyncio.Server, int]:
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> tuple[asyncio.Server, int]:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024)
+        server = await loop.create_server(lambda: _Connection(self), host, port, backlog=1024, ssl=tls)
         return server, int(server.sockets[0].getsockname()[1])
 
     def open_numbers(self) -> list[int]:
@@ -142,6 +146,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._certificate = common_name(transport.get_extra_info("peercert"))
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._server.open.add(self)
         self._server.accepted += 1
@@ -243,7 +248,8 @@ class _Connection(asyncio.Protocol):
         del self._buffer[:body_end]
         method, target, _ = lines[0].split(" ", 2)
         path, _, query = target.partition("?")
-        return Request(method, path, query, headers, body, self.number, self._closed, self._was_left)
+        facts = (self.number, self._closed, self._was_left, self._certificate)
+        return Request(method, path, query, headers, body, *facts)
 
     def _write(self, response: Response, request: Request) -> None:
         if response.end == "hang":

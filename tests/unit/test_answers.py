@@ -286,7 +286,7 @@ def test_message_ids_of_a_history_tolerate_anything() -> None:
 def test_a_line_for_people_holds_no_secret_no_query_and_no_control_character() -> None:
     """Details end up in logs."""
     said = "bad\x1b[31m url\nhttps://us.example/a2a/push/1?token=abc hunter2"
-    assert one_line(said, secrets=("hunter2",)) == "bad [31m url https://us.example/a2a/push/1 ***"
+    assert one_line(said, secrets=("hunter2",)) == "bad[31m url https://us.example/a2a/push/1 ***"
     assert len(one_line("x" * 10_000)) == 200
     assert one_line({"not": "text"}) == ""
 

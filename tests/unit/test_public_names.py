@@ -27,6 +27,9 @@ from delegation.errors import (
 )
 
 CODES = {
+    "AgentPaused": "agent.paused",
+    "AuthenticationRefused": "agent.auth_failed",
+    "CredentialUnavailable": "agent.credential_unavailable",
     "DelegationError": "delegation.error",
     "OperatorError": "operator",
     "ConfigurationError": "config.invalid",

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import typing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from delegation.auth_settings import Credential
 from delegation.cards import check_card
 from delegation.errors import ConfigurationError, UnknownAgent
 from delegation.settings import AgentSettings, Settings, load_settings
@@ -269,6 +271,12 @@ def test_trailing_slashes_are_dropped(load: Load) -> None:
         ('[redis]\nurl = "rediss://user@redis.example.com/1"', "redis.url"),
         ('[celery]\nbroker_url = "redis://redis.example.com"', "celery.broker_url"),
         ('[celery]\nresult_backend = "redis://redis.example.com"', "celery.result_backend"),
+        ('[redis]\nurl = "rediss://:pw@redis.example.com?ssl_cert_reqs=none"', "redis.url"),
+        ('[celery]\nbroker_url = "rediss://:pw@redis.example.com?ssl_cert_reqs=CERT_NONE"', "celery.broker_url"),
+        (
+            '[celery]\nresult_backend = "rediss://:pw@r.example.com?ssl_cert_reqs=required&ssl_cert_reqs=none"',
+            "celery.result_backend",
+        ),
     ],
 )
 def test_open_addresses_need_consent(
@@ -289,6 +297,7 @@ def test_open_addresses_need_consent(
         "unix:///run/redis.sock",
         "unix://:pw@/run/redis.sock?db=3",
         "redis://localhost?db=3",
+        "rediss://localhost?ssl_cert_reqs=none",
         "rediss://:pw@r.example.com/1?ssl_cert_reqs=required&ssl_ca_certs=/etc/ca.pem",
     ],
 )
@@ -498,6 +507,185 @@ def test_a_refusal_next_to_a_secret_does_not_show_it(refusal: Refusal) -> None:
     assert "c4nary" not in refusal(text)
 
 
+# --- Credentials ------------------------------------------------------------------------------------------------------
+
+#: The least that each kind needs.
+CREDENTIALS = {
+    "api_key": {"name": "X-Api-Key", "key": "env:KEY"},
+    "bearer": {"token": "file:/run/secrets/token"},
+    "basic": {"username": "us", "password": "env:PASSWORD"},
+    "oauth2": {"token_url": "https://login.example.com/token", "client_id": "us", "client_secret": "env:SECRET"},
+    "oidc": {"issuer": "https://login.example.com", "client_id": "us", "client_secret": "env:SECRET"},
+    "mtls": {"certificate": "file:/etc/client.pem", "key": "file:/etc/client.key"},
+}
+
+
+def credential(kind: str, block: str = "auth", **keys: Any) -> str:
+    """A block with what its kind needs, and these keys beside it or in place of it; None leaves one out."""
+    given = {"type": kind, **CREDENTIALS.get(kind, {}), **keys}
+    return "\n".join(
+        [f"[[agents.{block}]]", *(f"{name} = {json.dumps(value)}" for name, value in given.items() if value)]
+    )
+
+
+@pytest.mark.parametrize("kind", CREDENTIALS)
+@pytest.mark.parametrize("block", ["auth", "card_auth"])
+def test_each_kind_of_credential_is_read(load: Load, kind: str, block: str) -> None:
+    """With the least it needs, for calls and for the card; the reference is kept and not what is behind it."""
+    (read,) = getattr(load(agent(credential(kind, block))).agents[0], block)
+    assert read.type == kind
+    assert read.scheme is None
+    assert CREDENTIALS[kind].items() <= read.model_dump().items()
+
+
+def test_credentials_that_are_left_out_have_defaults(load: Load) -> None:
+    """A key goes into a header, a client's secret into Basic, and no scope is asked for."""
+    key, client = load(agent(credential("api_key") + "\n" + credential("oauth2"))).agents[0].auth
+    assert key.location == "header"
+    assert (client.auth_method, client.scopes, client.audience) == ("client_secret_basic", (), None)
+
+
+@pytest.mark.parametrize("location", ["header", "query", "cookie"])
+def test_a_key_has_one_of_three_places(load: Load, location: str) -> None:
+    """As OpenAPI has it."""
+    (key,) = load(agent(credential("api_key", **{"in": location}))).agents[0].auth
+    assert key.location == location
+
+
+SECRET_KEYS = [
+    *[("api_key", "key"), ("bearer", "token"), ("basic", "password"), ("oauth2", "client_secret")],
+    *[("oidc", "client_secret"), ("mtls", "key")],
+]
+
+
+@pytest.mark.parametrize(("kind", "key"), SECRET_KEYS)
+@pytest.mark.parametrize(
+    "written", ["c4nary", "env:", "env:c4nary-1", "${c4nary}", "file:", "ENV:c4nary", "file:c4nary\n"]
+)
+def test_a_secret_in_the_file_is_refused_and_not_repeated(refusal: Refusal, kind: str, key: str, written: str) -> None:
+    """Secrets are named, not written; whoever writes one by mistake does not find it in a log."""
+    detail = refusal(agent(credential(kind, **{key: written})))
+    assert detail.startswith(f"agents.0.auth.0.{kind}.{key}: must be ")
+    assert "c4nary" not in detail
+
+
+def test_files_of_certificates_are_not_variables(refusal: Refusal) -> None:
+    """OpenSSL reads them from files alone."""
+    for key in ("certificate", "key"):
+        detail = refusal(agent(credential("mtls", **{key: "env:PEM"})))
+        assert detail == f"agents.0.auth.0.mtls.{key}: must be file:PATH"
+
+
+REFUSED_CREDENTIALS = [
+    (credential("digest"), "agents.0.auth.0: "),
+    ("auth = ['bearer']", "agents.0.auth.0: "),
+    (credential("bearer", token=None), "agents.0.auth.0.bearer.token: is missing"),
+    (credential("bearer", password="env:A"), "agents.0.auth.0.bearer.password: unknown key"),
+    (credential("bearer", scheme=" " * 129), "agents.0.auth.0.bearer.scheme: "),
+    (credential("api_key", **{"in": "body"}), "agents.0.auth.0.api_key.in: should be 'header', 'query' or 'cookie'"),
+    (credential("api_key", name="Host"), "agents.0.auth.0.api_key.name: this header is set"),
+    (credential("api_key", name="a2a-version"), "agents.0.auth.0.api_key.name: this header is set"),
+    (credential("api_key", name="X-Key\r\nY"), "agents.0.auth.0.api_key.name: must be 1 to 64 letters"),
+    (credential("basic", username="a:b"), "agents.0.auth.0.basic.username: "),
+    (credential("oauth2", client_id="a\nb"), "agents.0.auth.0.oauth2.client_id: "),
+    (credential("oauth2", scopes=["a b"]), "agents.0.auth.0.oauth2.scopes.0: "),
+    (credential("oauth2", auth_method="private_key_jwt"), "agents.0.auth.0.oauth2.auth_method: should be "),
+    (
+        credential("oauth2", token_url="https://u:p@login.example.com"),
+        "agents.0.auth.0.oauth2.token_url: must not hold",
+    ),
+    (credential("oidc", issuer="https://169.254.169.254"), "agents.0.auth.0.oidc.issuer: must not be a link-local"),
+    (credential("mtls") + "\n" + credential("mtls"), "agents.0.auth: must hold one client certificate at most"),
+    (
+        credential("mtls", "card_auth") + "\n" + credential("mtls", "card_auth"),
+        "agents.0.card_auth: must hold one client certificate at most",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), REFUSED_CREDENTIALS)
+def test_a_credential_that_cannot_be_used_is_refused(refusal: Refusal, text: str, expected: str) -> None:
+    """The key is named down to the block and its kind."""
+    assert refusal(agent(text)).startswith(expected)
+
+
+def test_calls_and_card_may_have_a_certificate_each(load: Load) -> None:
+    """The two are shown at different times."""
+    read = load(agent(credential("mtls") + "\n" + credential("mtls", "card_auth"))).agents[0]
+    assert (len(read.auth), len(read.card_auth)) == (1, 1)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("oauth2", "token_url"), ("oidc", "issuer")])
+@pytest.mark.parametrize("block", ["auth", "card_auth"])
+def test_a_client_secret_travels_in_the_clear_on_loopback_only(
+    load: Load, refusal: Refusal, kind: str, key: str, block: str
+) -> None:
+    """Or where allow_http says so for this agent."""
+    outside = credential(kind, block, **{key: "http://login.example.com"})
+    detail = refusal(agent(outside))
+    assert detail == f"agents.0.{block}.0: must use https unless the host is loopback or allow_http = true"
+    assert load(agent("allow_http = true\n" + outside)).agents[0].allow_http
+    assert load(agent(credential(kind, block, **{key: "http://127.0.0.1:9/t"}))).agents
+
+
+def test_a_required_signature_needs_keys(load: Load, refusal: Refusal) -> None:
+    """Keys that the card itself names prove nothing (RFC 7515 section 4.1.2 leaves trust to us)."""
+    detail = refusal(agent("require_signature = true"))
+    assert detail.startswith("agents.0.require_signature: needs signature_keys")
+    for keys in ("file:/etc/keys.json", "https://keys.example.com/jwks.json", "http://127.0.0.1:9/jwks.json"):
+        read = load(agent(f'require_signature = true\nsignature_keys = "{keys}"')).agents[0]
+        assert (read.require_signature, read.signature_keys) == (True, keys)
+
+
+@pytest.mark.parametrize("keys", ["", "env:KEYS", "keys.json", "file:", "ftp://keys.example.com/jwks.json"])
+def test_signature_keys_are_a_file_or_a_url(refusal: Refusal, keys: str) -> None:
+    """Nothing else is read as either."""
+    assert refusal(agent(f'signature_keys = "{keys}"')).startswith("agents.0.signature_keys: must ")
+
+
+def test_signature_keys_come_over_https(load: Load, refusal: Refusal) -> None:
+    """Whoever can change keys on the way can sign; on loopback, or with allow_http, it is the operator's word."""
+    keys = 'signature_keys = "http://keys.example.com/jwks.json"'
+    assert refusal(agent(keys)).startswith("agents.0.signature_keys: must be https")
+    assert load(agent(f"allow_http = true\n{keys}")).agents[0].signature_keys
+
+
+@pytest.mark.parametrize("key", ["card", "ca_bundle"])
+def test_a_pinned_card_and_a_ca_bundle_are_files(load: Load, refusal: Refusal, key: str) -> None:
+    """Named like every reference; the file is read at use."""
+    assert getattr(load(agent(f'{key} = "file:/etc/delegation/a.x"')).agents[0], key) == "file:/etc/delegation/a.x"
+    for wrong in ("env:A", "/etc/a", "https://a.example.com/a"):
+        assert refusal(agent(f'{key} = "{wrong}"')) == f"agents.0.{key}: must be file:PATH"
+
+
+@pytest.mark.parametrize("proxy", ["proxy.internal:3128", "socks5://proxy.internal", "http://u:c4nary@proxy.internal"])
+def test_a_proxy_is_a_plain_url(refusal: Refusal, proxy: str) -> None:
+    """Without credentials, which would stand in the file."""
+    detail = refusal(agent(f'proxy = "{proxy}"'))
+    assert detail.startswith("agents.0.proxy: must ")
+    assert "c4nary" not in detail
+
+
+def test_agents_from_the_environment_have_credentials_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One JSON array holds whatever the file can."""
+    blocks = [{"type": kind, **keys} for kind, keys in CREDENTIALS.items()]
+    written = {"id": "a", "url": "https://a.example.com", "auth": blocks, "card_auth": blocks[:1]}
+    monkeypatch.setenv("DELEGATION_AGENTS", json.dumps([written]))
+    read = load_settings().agent("a")
+    assert [each.type for each in read.auth] == list(CREDENTIALS)
+    assert [each.type for each in read.card_auth] == ["api_key"]
+
+
+def test_a_secret_written_into_the_environment_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The refusal names the key as it would in the file."""
+    wrong = [{"id": "a", "url": "https://a.example.com", "auth": [{"type": "bearer", "token": "c4nary"}]}]
+    monkeypatch.setenv("DELEGATION_AGENTS", json.dumps(wrong))
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings()
+    assert str(caught.value).startswith("agents.0.auth.0.bearer.token: must be env:NAME or file:PATH")
+    assert "c4nary" not in str(caught.value)
+
+
 # --- Use --------------------------------------------------------------------------------------------------------------
 
 
@@ -568,7 +756,7 @@ def test_the_example_loads_as_shipped_and_changes_nothing(load: Load) -> None:
 
 def test_the_example_shows_the_defaults(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every key switched on it loads, and what has a default has that value."""
-    monkeypatch.setenv("FLIGHTS_API_KEY", "k")
+    monkeypatch.setenv("FLIGHTS_API_KEY", "k")  # of the header; the others are read at use
     switched_on = load(uncommented())
     shown = {
         "server.base_url": "https://delegations.example.com",
@@ -581,8 +769,30 @@ def test_the_example_shows_the_defaults(load: Load, monkeypatch: pytest.MonkeyPa
         celery={key: shown[f"celery.{key}"] for key in ("broker_url", "result_backend")},
     )
     plain = AgentSettings(id="flights", url="https://flights.example.com")
-    free = {"version", "secret_headers", "origins"}
+    free = {"version", "secret_headers", "origins", "auth", "card_auth", "card", "signature_keys", "ca_bundle", "proxy"}
     assert switched_on.agents[0].model_dump(exclude=free) == plain.model_dump(exclude=free)
+
+
+def test_the_example_shows_every_kind_of_credential(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One block for each, and each of their keys in one of them."""
+    monkeypatch.setenv("FLIGHTS_API_KEY", "k")
+    shown = load(uncommented()).agents[0]
+    kinds = {type(each) for each in shown.auth}
+    assert kinds == set(typing.get_args(typing.get_args(Credential)[0]))
+    assert [each.type for each in shown.card_auth] == ["bearer"]
+    written = {key for block in tomllib.loads(uncommented())["agents"][0]["auth"] for key in block}
+    assert written == {field.alias or name for kind in kinds for name, field in kind.model_fields.items()}
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_each_credential_of_the_example_may_stand_alone(load: Load, number: int) -> None:
+    """Whoever uncomments one block has a configuration that loads."""
+    blocks = re.findall(
+        r"^#(\[\[agents\.auth\]\]\n(?:#.*\n)+)", EXAMPLE.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert len(blocks) == 6
+    (credential,) = load(agent(blocks[number].replace("\n#", "\n"))).agents[0].auth
+    assert credential.scheme in (None, "partner-key")
 
 
 def test_every_key_in_the_example_is_explained() -> None:
@@ -602,7 +812,10 @@ def test_the_compose_file_configures_what_settings_accept(monkeypatch: pytest.Mo
     assert "PASSWORD" not in str([service.get("command") for service in services.values()])
     content = compose["configs"][kept]["content"].splitlines()
     assert content[:3] == ["appendonly yes", "appendfsync everysec", "maxmemory-policy noeviction"]
-    assert content[3].startswith("requirepass ${REDIS_PASSWORD:?")
+    digest = "#sha256-of-the-password"
+    default, product = (ROOT / "deploy" / "redis-users.acl").read_text(encoding="utf-8").splitlines()
+    assert content[3] == default
+    assert re.sub(r">\$\{REDIS_PASSWORD:\?[^}]+\}", digest, content[4]) == product
     for name, value in services["worker"]["environment"].items():
         monkeypatch.setenv(name, re.sub(r"\$\{[^}]+\}", "password", value))
     settings = load_settings()

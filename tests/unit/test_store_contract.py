@@ -28,6 +28,7 @@ from delegation.store import Begun, PushAnswer
 from delegation.workflow import WorkflowState
 from tests.support.delegations import TOKEN_DIGEST, Records
 from tests.support.processes import ValkeyProcess
+from tests.support.redis_users import TESTER
 
 _numbers = itertools.count()
 
@@ -44,7 +45,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
                 clients[kind] = fakeredis.FakeRedis(decode_responses=True)
             else:
                 started.append(ValkeyProcess(tmp_path_factory.mktemp("valkey"), options={"appendonly": "no"}).start())
-                clients[kind] = started[0].client()
+                clients[kind] = started[0].client(user=TESTER)
         return clients[kind]
 
     yield connect_to
@@ -56,7 +57,7 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
 
 @pytest.fixture(params=["fakeredis", pytest.param("valkey", marks=pytest.mark.integration)])
 def records(request: pytest.FixtureRequest, connect: Callable[[str], Any]) -> Records:
-    return Records(connect(request.param), prefix=f"t{next(_numbers)}:")
+    return Records(connect(request.param), prefix=f"delegation:t{next(_numbers)}:")
 
 
 def test_an_opened_delegation_is_durable_and_due(records: Records) -> None:
@@ -126,6 +127,21 @@ def test_a_push_wakes_only_with_its_token(records: Records) -> None:
     assert push(watched.id, TOKEN_DIGEST, acceptable=True, claimed="COMPLETED") is PushAnswer.WOKEN
     woken = records.load(watched.id)
     assert (woken.wakes, woken.heard, woken.claimed) == (1, "push", TaskState.COMPLETED)
+
+
+def test_a_push_may_be_checked_before_it_is_read(records: Records) -> None:
+    """Nothing is woken; a wrong credential is counted once, as refused unread, and a right one when it is received."""
+    watched = records.start()
+    before = records.store.metrics()["counters"]
+    assert not records.store.check_push("nobody", TOKEN_DIGEST)
+    assert not records.store.check_push(watched.id, "")
+    assert records.store.check_push(watched.id, TOKEN_DIGEST)
+    after = records.store.metrics()["counters"]
+    assert records.load(watched.id).wakes == 0
+    assert {name: count - before.get(name, 0) for name, count in after.items() if count != before.get(name, 0)} == {
+        "pushes_rejected": 2,
+        "pushes_refused_unread": 2,
+    }
 
 
 def test_the_first_of_two_writers_wins(records: Records) -> None:

@@ -1,0 +1,55 @@
+"""How one process reaches one agent: its connections, and what the agent is shown of us on them."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+from delegation.auth_settings import Credential, MutualTlsCredential
+from delegation.cards import allowed_origins
+from delegation.credentials import Credentials
+from delegation.origins import Origin, read_origin
+from delegation.outbound import GuardedTransport
+from delegation.security import CredentialUse
+from delegation.settings import AgentSettings
+from delegation.tls import make_context
+
+
+class AgentAccess:
+    """Two ways to one agent, each with credentials of its own: `calls`; and `cards`, to its URL's origin alone."""
+
+    def __init__(self, agent: AgentSettings) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._by_use: dict[tuple[CredentialUse, ...], Credentials] = {}
+        self.calls = self._transport(allowed_origins(agent), agent.auth)
+        uses = [CredentialUse(position=position) for position in range(len(agent.card_auth))]
+        card_credentials = Credentials(agent.card_auth, uses, self._token_transport)
+        # A certificate gives nothing away, and a server that wants one wants it for everything.
+        is_known = any(isinstance(each, MutualTlsCredential) for each in agent.card_auth)
+        certificates = agent.card_auth if is_known else agent.auth
+        self.cards = self._transport([read_origin(agent.url)], certificates, credentials=card_credentials)
+
+    def credentials(self, uses: tuple[CredentialUse, ...]) -> Credentials:
+        """Those of `agents[].auth` that its card asks for; the same object for the same ones, so tokens are shared."""
+        with self._lock:
+            if uses not in self._by_use:
+                self._by_use = {uses: Credentials(self._agent.auth, uses, self._token_transport)}
+            return self._by_use[uses]
+
+    def close(self) -> None:
+        """Close this process's connections."""
+        self.calls.close()
+        self.cards.close()
+
+    def _transport(
+        self,
+        origins: frozenset[Origin] | list[Origin],
+        certificates: tuple[Credential, ...],
+        credentials: Credentials | None = None,
+    ) -> GuardedTransport:
+        make_tls = partial(make_context, self._agent.ca_bundle, certificates)
+        return GuardedTransport(origins, make_tls=make_tls, proxy=self._agent.proxy, signer=credentials)
+
+    def _token_transport(self, url: str) -> GuardedTransport:
+        return self._transport([read_origin(url)], ())

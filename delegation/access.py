@@ -10,9 +10,12 @@ from delegation.cards import allowed_origins
 from delegation.credentials import Credentials
 from delegation.origins import Origin, read_origin
 from delegation.outbound import GuardedTransport
-from delegation.security import CredentialUse
+from delegation.security import CredentialUse, choose_credentials
 from delegation.settings import AgentSettings
 from delegation.tls import make_context
+
+#: Choices among an agent's credentials that keep their tokens: its card's now, its base card's, and those before.
+MOST_KEPT = 4
 
 
 class AgentAccess:
@@ -22,9 +25,9 @@ class AgentAccess:
         self._agent = agent
         self._lock = threading.Lock()
         self._by_use: dict[tuple[CredentialUse, ...], Credentials] = {}
-        self.calls = self._transport(allowed_origins(agent), agent.auth)
-        uses = [CredentialUse(position=position) for position in range(len(agent.card_auth))]
-        card_credentials = Credentials(agent.card_auth, uses, self._token_transport)
+        self.calls = self._transport(allowed_origins(agent), agent.auth, keep_alive=True)
+        # No card says yet which of them: all, one for each place in a request.
+        card_credentials = Credentials(agent.card_auth, choose_credentials({}, agent.card_auth), self._token_transport)
         # A certificate gives nothing away, and a server that wants one wants it for everything.
         is_known = any(isinstance(each, MutualTlsCredential) for each in agent.card_auth)
         certificates = agent.card_auth if is_known else agent.auth
@@ -34,7 +37,8 @@ class AgentAccess:
         """Those of `agents[].auth` that its card asks for; the same object for the same ones, so tokens are shared."""
         with self._lock:
             if uses not in self._by_use:
-                self._by_use = {uses: Credentials(self._agent.auth, uses, self._token_transport)}
+                made = Credentials(self._agent.auth, uses, self._token_transport)
+                self._by_use = dict([*self._by_use.items(), (uses, made)][-MOST_KEPT:])
             return self._by_use[uses]
 
     def close(self) -> None:
@@ -47,9 +51,13 @@ class AgentAccess:
         origins: frozenset[Origin] | list[Origin],
         certificates: tuple[Credential, ...],
         credentials: Credentials | None = None,
+        *,
+        keep_alive: bool = False,  # cards and tokens are asked for once in a while
     ) -> GuardedTransport:
         make_tls = partial(make_context, self._agent.ca_bundle, certificates)
-        return GuardedTransport(origins, make_tls=make_tls, proxy=self._agent.proxy, signer=credentials)
+        return GuardedTransport(
+            origins, make_tls=make_tls, proxy=self._agent.proxy, signer=credentials, keep_alive=keep_alive
+        )
 
     def _token_transport(self, url: str) -> GuardedTransport:
         return self._transport([read_origin(url)], ())

@@ -139,6 +139,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         make_tls: Callable[[], ssl.SSLContext] | None = None,
         proxy: str | None = None,
         signer: Signer | None = None,
+        keep_alive: bool = True,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.origins = frozenset(o if isinstance(o, Origin) else read_origin(o) for o in origins)
@@ -146,6 +147,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         self._proxy = proxy
         self._signer = signer
         self._max_connections = max_connections
+        self._max_idle = max_connections if keep_alive else 0
         # By process id: a forked child must not write to its parent's sockets, nor wait for its parent's locks.
         self._pools: dict[int, httpcore.ConnectionPool] = {}
 
@@ -253,7 +255,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         options: dict[str, Any] = {
             "ssl_context": self._tls(),
             "max_connections": self._max_connections,
-            "max_keepalive_connections": self._max_connections,
+            "max_keepalive_connections": self._max_idle,
             "keepalive_expiry": KEEPALIVE_S,
             "network_backend": _Backend(),
         }

@@ -25,6 +25,7 @@ from delegation.auth_settings import (
 )
 from delegation.errors import ConfigurationError, CredentialUnavailable
 from delegation.outbound import GuardedTransport, Headers
+from delegation.redaction import conceal
 from delegation.secret_values import read_secret
 from delegation.security import CredentialUse, slot_of
 from delegation.token_endpoint import TokenSource
@@ -67,8 +68,8 @@ class Signature:
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must be repeated nowhere."""
-        said = ((each.secret, each.value.removeprefix("Basic ")) for each in self.shown)
-        return tuple(dict.fromkeys(text for texts in said for text in texts if not text.startswith("Bearer ")))
+        pairs = (each.value.removeprefix("Basic ") for each in self.shown if each.value.startswith("Basic "))
+        return tuple(dict.fromkeys((*(each.secret for each in self.shown), *pairs)))
 
 
 def _with_parameter(url: httpx.URL, name: str, value: str) -> httpx.URL:
@@ -134,6 +135,7 @@ def _show(credential: Credential, source: TokenSource | None, refused: Mapping[i
         case BearerCredential():
             # Many copy the token with the word before it.
             token = _SCHEME_WORD.sub("", read_secret(credential.token), count=1)
+            conceal(token)
             return _Shown(place=place, name="Authorization", value=f"Bearer {token}", secret=token)
         case BasicCredential():
             password = read_secret(credential.password)

@@ -32,6 +32,8 @@ from delegation.watch import choose
 #: A roster of hanging agents is described in about the time of one.
 DESCRIBE_THREADS = 16
 EXTENDED_DEADLINE_S = 5.0
+#: Kept for agents, participants and interfaces; the oldest goes first, and is made anew when it is needed again.
+MOST_CLIENTS = 256
 #: A card may name thousands.
 MOST_SKILLS = 50
 _NAMES = (
@@ -189,6 +191,8 @@ class Roster:
             stream_start_s=self._settings.timing.stream_start.total_seconds(),
         )
         self._clients[key] = (os.getpid(), client)  # two threads may both build one; the last stays, both work
+        while len(self._clients) > MOST_CLIENTS:
+            self._clients.pop(next(iter(self._clients), key), None)
         return client
 
     def _access(self, agent: AgentSettings) -> AgentAccess:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import delegation.token_endpoint as token_endpoint
-from delegation.access import AgentAccess
+from delegation.access import MOST_KEPT, AgentAccess
 from delegation.credentials import Credentials
 from delegation.errors import AuthenticationRefused, CredentialUnavailable
 from delegation.security import CredentialUse
@@ -193,13 +193,17 @@ def test_a_process_that_was_forked_meanwhile_asks_for_itself() -> None:
 
 
 def test_one_agents_tokens_are_shared_by_all_its_clients(agent: RawServer) -> None:
-    """Other participants have clients of their own, and the same credentials object; a card that asks for others
-    has another."""
+    """Other participants have clients of their own, and the same tokens; a card that asks for others has others, and
+    what was chosen before keeps its own for a while, not for ever."""
     with TokenServer() as tokens, Way(agent.url, auth=[oauth2(tokens)]) as way:
-        uses = (CredentialUse(position=0),)
-        assert way.access.credentials(uses) is way.access.credentials(uses)
-        others = way.access.credentials((CredentialUse(position=0, scopes=("more",)),))
-        assert others is not way.access.credentials(uses)
+        choices = [(CredentialUse(position=0, scopes=(f"s{number}",)),) for number in range(100)]
+        first = way.access.credentials(choices[0])
+        assert way.access.credentials(choices[1]) is not first
+        assert way.access.credentials(choices[0]) is first
+        for choice in choices:
+            way.access.credentials(choice)
+        assert len(way.access._by_use) == MOST_KEPT
+        assert tokens.requests == []
 
 
 def test_no_connection_to_a_token_endpoint_is_kept(agent: RawServer) -> None:

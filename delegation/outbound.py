@@ -43,14 +43,14 @@ _MOVED = (307, 308)
 T = TypeVar("T")
 #: Names and values as they go over the wire.
 Headers = list[tuple[bytes, bytes]]
-Sign = Callable[[httpx.URL, Headers], tuple[httpx.URL, Headers]] | None
+Present = Callable[[httpx.URL, Headers], tuple[httpx.URL, Headers]] | None
 
 
-class Signer(Protocol):
-    """Where signatures come from (see credentials.py)."""
+class Presenter(Protocol):
+    """Where credentials come from (see credentials.py); ``until`` is on the monotonic clock."""
 
-    def sign(self) -> Sign: ...
-    def sign_anew(self, rejected: Any) -> Sign: ...
+    def present(self, until: float) -> Present: ...
+    def present_others(self, refused: Any, until: float) -> Present: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class Exchange:
     ``stand_in`` is handed to the SDK in place of the answer: what the agent said is read from ``body`` by us,
     so the SDK need not parse it and cannot lose it. ``edit_body`` has the last word on the request's bytes.
 
-    ``sign`` puts our credentials into a request that may leave, last of all.
+    ``present`` puts our credentials into a request that may leave, last of all.
 
     An answer that is an event stream goes to ``on_event``, where there is one, event by event, until it says stop
     (True); any other answer is read into ``body`` all the same. Whoever is told may bring ``deadline_at`` forward.
@@ -70,7 +70,7 @@ class Exchange:
     max_bytes: int  #: of the whole answer
     stand_in: bytes | None = None
     edit_body: Callable[[bytes], bytes] | None = None
-    sign: Sign = field(default=None, repr=False)
+    present: Present = field(default=None, repr=False)
     on_event: Callable[[bytes], bool] | None = None
     event_bytes: int = 0
     only_build: bool = False  #: build the request and open no socket
@@ -129,7 +129,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     """All connections of one process to one agent. Threads share it; after a fork it starts afresh.
 
     ``make_tls`` is asked once per process, before the first connection; ``proxy`` is the operator's, never the
-    environment's: with one, the addresses behind it are its job to check. ``signer`` is for what leaves by :meth:`get`.
+    environment's: with one, the addresses behind it are its job to check. ``presenter`` is for :meth:`get`.
     """
 
     def __init__(
@@ -138,14 +138,14 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         *,
         make_tls: Callable[[], ssl.SSLContext] | None = None,
         proxy: str | None = None,
-        signer: Signer | None = None,
+        presenter: Presenter | None = None,
         keep_alive: bool = True,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.origins = frozenset(o if isinstance(o, Origin) else read_origin(o) for o in origins)
         self._make_tls = functools.cache(make_tls or _usual_tls)
         self._proxy = proxy
-        self._signer = signer
+        self._presenter = presenter
         self._max_connections = max_connections
         self._max_idle = max_connections if keep_alive else 0
         # By process id: a forked child must not write to its parent's sockets, nor wait for its parent's locks.
@@ -166,10 +166,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     def get(self, url: str, *, headers: Mapping[str, str], deadline_s: float, max_bytes: int) -> Exchange:
         """One plain GET under the same guards; after a 401 once more, where there are other credentials by then."""
         until = time.monotonic() + deadline_s
-        sign = self._signer.sign() if self._signer else None
-        found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, sign=sign)
-        if found.status == 401 and self._signer and (other := self._signer.sign_anew(sign)) is not None:
-            found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, sign=other)
+        present = self._presenter.present(until) if self._presenter else None
+        found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, present=present)
+        if found.status == 401 and self._presenter and (other := self._presenter.present_others(present, until)):
+            found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, present=other)
         return found
 
     def post(
@@ -212,8 +212,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             content = exchange.edit_body(content)
         exchange.request_body = content
         headers = [(name, value) for name, value in headers if name.lower() not in _OURS]
-        if exchange.sign is not None:
-            url, headers = exchange.sign(url, headers)
+        if exchange.present is not None:
+            url, headers = exchange.present(url, headers)
         try:
             exchange.url = str(url)
             exchange.request = _build(method, url, headers, content, exchange)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import threading
 from collections.abc import Mapping
@@ -87,6 +88,15 @@ def conceal_url(url: str) -> None:
     for password in given:
         conceal(password, for_good=True)
         conceal(unquote(password), for_good=True)
+
+
+def _forget_locks() -> None:
+    """In a forked child: the parent may have held it at that moment."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 def is_secret_name(name: str) -> bool:

@@ -70,19 +70,19 @@ class TokenSource:
         self._kept: _Kept | None = None
         self._replaced_at = -REPLACED_S
 
-    def token(self, *, rejected: str = "", patience_s: float = DEADLINE_S) -> str:
+    def token(self, *, until: float, rejected: str = "") -> str:
         """A token that is good now and is not ``rejected``, unless that one has just replaced another refused one.
 
-        Raises CredentialUnavailable.
+        ``until`` is on the monotonic clock. Raises CredentialUnavailable.
         """
         self.forget((rejected,))
         kept = self._good()
         if kept is None:
             lock = self._locks.setdefault(os.getpid(), threading.Lock())
-            if not lock.acquire(timeout=max(patience_s, 0.001)):
+            if not lock.acquire(timeout=max(until - time.monotonic(), 0.001)):
                 raise CredentialUnavailable("the token is being asked for, and does not come")
             try:
-                kept = self._good() or self._renew()
+                kept = self._good() or self._renew(until)
             finally:
                 lock.release()
         if kept.failure:
@@ -101,16 +101,20 @@ class TokenSource:
         kept = self._kept
         return kept if kept is not None and kept.until > time.monotonic() else None
 
-    def _renew(self) -> _Kept:
+    def _renew(self, until: float) -> _Kept:
+        """A failure counts for everybody, unless it was ours: a call that had little time left."""
+        began_at = time.monotonic()
         try:
-            kept = self._ask()
+            kept = self._ask(min(until, began_at + DEADLINE_S))
         except (AgentError, ConfigurationError) as error:
             kept = _Kept(until=time.monotonic() + FAILURE_S, failure=f"token endpoint: {error.detail}")
+            if time.monotonic() >= until and until < began_at + DEADLINE_S:
+                return kept
         self._kept = kept
         return kept
 
-    def _ask(self) -> _Kept:
-        credential, until = self._credential, time.monotonic() + DEADLINE_S
+    def _ask(self, until: float) -> _Kept:
+        credential = self._credential
         secret = read_secret(credential.client_secret)
         if isinstance(credential, OAuth2Credential):
             url = credential.token_url

@@ -1,7 +1,7 @@
 """The way out for streams: one guarded connection per stream, in the follower's event loop.
 
-The guards are those of ``delegation/outbound.py``: pinned origins, checked addresses, no redirects, no proxies, no
-compression. A stream has a connection of its own, not one of a pool: nothing is ever used twice, a pool of thousands
+The guards are those of ``delegation/outbound.py``: pinned origins, checked addresses, no redirects, no proxies but the
+operator's, no compression. A stream has a connection of its own, not one of a pool: nothing is ever used twice, a pool of thousands
 would look through all of them at each change, and closing one is closing its socket.
 """
 

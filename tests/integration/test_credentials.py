@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -243,7 +244,7 @@ def test_what_was_shown_is_masked_in_every_log_from_then_on(monkeypatch: pytest.
         for auth in ([bearer(), odd_key], [client_credentials(tokens)]):
             with Way(server.url, auth=auth) as way:
                 way.get()
-                shown = way.access.credentials(way.client.card.credentials).sign().secrets
+                shown = way.access.credentials(way.client.card.credentials).present(time.monotonic() + 10).secrets
                 assert all(shown)
                 assert len(shown) == len(auth)
     said = "b-1-with-a-word-before-it Bearer key-with-a-word-before-it t0ken-of-the-team"
@@ -459,7 +460,10 @@ def test_no_secret_is_in_what_is_said_of_a_failed_call(binding: str, caplog: pyt
             with pytest.raises(AgentError) as raised:
                 call()
             said += [raised.value.detail, repr(raised.value)]
-        said += [repr(way.client.subscription(T1)), repr(way.access.credentials(way.client.card.credentials).sign())]
+        said += [
+            repr(way.client.subscription(T1)),
+            repr(way.access.credentials(way.client.card.credentials).present(time.monotonic() + 10)),
+        ]
         assert any("GetTask: error -32602" in each for each in said)
     for text in (*said, caplog.text):
         assert SECRET not in text

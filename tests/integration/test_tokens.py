@@ -156,7 +156,7 @@ def test_a_token_is_renewed_shortly_before_it_ends(expires_in: Any, good_for_s: 
     with TokenServer(token("A", expires_in=expires_in)) as tokens:
         source = source_of(oauth2(tokens))
         before = time.monotonic()
-        assert source.token() == "A"
+        assert source.token(until=time.monotonic() + 10) == "A"
         kept = source._kept
         assert kept is not None
         assert before + good_for_s - 1 <= kept.until <= time.monotonic() + good_for_s
@@ -179,17 +179,17 @@ def test_a_process_that_was_forked_meanwhile_asks_for_itself() -> None:
     with TokenServer() as tokens:
         source = source_of(oauth2(tokens))
         with tokens.held():
-            parent = threading.Thread(target=source.token)
+            parent = threading.Thread(target=lambda: source.token(until=time.monotonic() + 10))
             parent.start()
             tokens.wait_for_requests(1)
             fork = multiprocessing.get_context("fork")
             queue = fork.SimpleQueue()
-            child = fork.Process(target=lambda: queue.put(source.token()))
+            child = fork.Process(target=lambda: queue.put(source.token(until=time.monotonic() + 10)))
             child.start()
             tokens.wait_for_requests(2)
         child.join(PATIENCE_S)
         parent.join(PATIENCE_S)
-        assert {queue.get(), source.token()} == {"A", "B"}
+        assert {queue.get(), source.token(until=time.monotonic() + 10)} == {"A", "B"}
 
 
 def test_one_agents_tokens_are_shared_by_all_its_clients(agent: RawServer) -> None:
@@ -219,7 +219,7 @@ def test_no_secret_is_in_the_repr_of_a_source() -> None:
     """Nor in that of what it keeps."""
     with TokenServer(token("t0ken-of-the-team")) as tokens:
         source = source_of(oauth2(tokens))
-        source.token()
+        source.token(until=time.monotonic() + 10)
         said = repr((source, source._kept))
     assert "t0ken" not in said
     assert CLIENT_SECRET not in said

@@ -29,6 +29,7 @@ from delegation.errors import (
 CODES = {
     "AgentPaused": "agent.paused",
     "AuthenticationRefused": "agent.auth_failed",
+    "NotTried": "agent.unavailable",
     "StepCrashed": "delegation.step_crashed",
     "CredentialUnavailable": "agent.credential_unavailable",
     "DelegationError": "delegation.error",

@@ -80,6 +80,11 @@ class CheckedCard:
         return tuple(sorted({e.uri for e in self.extensions} & IMPLEMENTED_EXTENSIONS))
 
 
+def for_calls(card: CheckedCard) -> CheckedCard:
+    """Without what no call needs, which may be megabytes."""
+    return replace(card, description="", skills=(), raw={})
+
+
 def standard_headers(agent: AgentSettings, participant_id: str, *, extensions: tuple[str, ...] = ()) -> dict[str, str]:
     """The headers of every call to `agent`, the card's included (spec section 3.6.1: A2A-Version on each request)."""
     headers = {"Accept": "application/json", "User-Agent": "delegation"} | agent.headers

@@ -46,7 +46,7 @@ from delegation.answers import (
     read_send_answer,
     read_task,
 )
-from delegation.cards import CheckedCard
+from delegation.cards import CheckedCard, for_calls
 from delegation.credentials import Credentials, Presented
 from delegation.errors import (
     AgentError,
@@ -61,6 +61,7 @@ from delegation.events import PreparedRequest, read_event, read_stream_response
 from delegation.http_client import build_http
 from delegation.outbound import Exchange, GuardedTransport, Route, drive, exchanging
 from delegation.outgoing import json_restorer, with_sender
+from delegation.redaction import mask_known
 from delegation.replies import JSONRPC, Question, read_reply
 from delegation.settings import AgentSettings, LimitSettings
 from delegation.streamed_task import StreamedTask
@@ -122,7 +123,7 @@ class AgentClient:
         self._transport = transport
         self._credentials = credentials or Credentials((), (), lambda _url: transport)
         self.agent_id = agent.id
-        self.card = card
+        self.card = for_calls(card)
         self._participant_id = participant_id
         self._binding = card.interface.binding
         self._max_bytes = limits.answer_bytes
@@ -324,7 +325,18 @@ class AgentClient:
         return self._known(until, attempt)
 
     def _known(self, until: float, attempt: Callable[[Presented], T]) -> T:
-        """With our credentials; once more after a 401, where there are others. A token is waited for ``until`` then."""
+        """With our credentials; once more after a 401, where there are others. A token is waited for ``until`` then.
+
+        Whatever an error quotes of the agent, none of our secrets is in it, in whichever form the agent has echoed it.
+        """
+        try:
+            return self._try(until, attempt)
+        except AgentError as error:
+            error.detail = mask_known(error.detail)
+            error.args = (error.detail, *error.args[1:])
+            raise
+
+    def _try(self, until: float, attempt: Callable[[Presented], T]) -> T:
         presented = self._credentials.present(until)
         try:
             return attempt(presented)

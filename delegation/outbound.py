@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 import select
 import socket
 import ssl
@@ -26,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 import httpcore
 import httpx
 
+from delegation.answers import one_line
 from delegation.errors import AgentRefused, AgentUnreachable, AnswerTooLarge, CallAmbiguous
 from delegation.events import EventSplitter
 from delegation.origins import Origin, origin_of, read_origin, refused_address, resolve
@@ -220,7 +222,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             if not exchange.only_build:
                 self._exchange(exchange.request, exchange)
         except httpcore.ProxyError as error:
-            raise AgentUnreachable(f"the proxy lets nothing through: {error}"[:200]) from error
+            status = re.match(r"\d{3}\b", str(error))
+            raise AgentUnreachable(
+                f"the proxy lets nothing through{f': HTTP {status[0]}' if status else ''}"
+            ) from error
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.RemoteProtocolError, OSError) as error:
             raise _explain(error, exchange) from error
         except (httpcore.LocalProtocolError, httpcore.UnsupportedProtocol) as error:
@@ -329,9 +334,16 @@ def _explain(error: Exception, exchange: Exchange) -> AgentUnreachable | CallAmb
     """Certain is only what no byte was written for: a pooled connection may break after the agent has read it all."""
     late = isinstance(error, httpcore.TimeoutException)
     if not exchange.sent:
-        reason = "no connection within the time allowed" if late else f"no connection: {error}"
-        return AgentUnreachable(reason[:200])
-    return CallAmbiguous("no answer within the deadline" if late else f"the connection broke: {error}"[:200])
+        return AgentUnreachable("no connection within the time allowed" if late else f"no connection: {say(error)}")
+    return CallAmbiguous("no answer within the deadline" if late else f"the connection broke: {say(error)}")
+
+
+def say(error: Exception) -> str:
+    """What broke, in words of ours: those of a parser quote what the peer sent, our own credential perhaps."""
+    if isinstance(error, httpcore.ProtocolError):
+        is_early = "without sending" in str(error) or "unexpectedly closed" in str(error)
+        return "closed before the answer was whole" if is_early else "the answer is not HTTP"
+    return one_line(str(error), 160) or type(error).__name__
 
 
 class _Wire(httpcore.NetworkStream):

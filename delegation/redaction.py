@@ -106,12 +106,18 @@ def is_secret_name(name: str) -> bool:
 
 def redact_text(text: str) -> str:
     """The text without secrets. Idempotent."""
-    for form in _known:
-        text = text.replace(form, MASK)
+    text = mask_known(text)
     lowered = text.lower()
     if any(word in lowered for word in _TELLING):
         for pattern, replacement in _RULES:
             text = pattern.sub(replacement, text)
+    return text
+
+
+def mask_known(text: str) -> str:
+    """The text without the secrets that this process has read, in each of their forms."""
+    for form in _known:
+        text = text.replace(form, MASK)
     return text
 
 
@@ -120,7 +126,9 @@ def redact(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if depth < DEEPEST and isinstance(value, Mapping):
-        return {text_of(name): redact_field(text_of(name), each, depth + 1) for name, each in value.items()}
+        return {
+            redact_text(text_of(name)): redact_field(text_of(name), each, depth + 1) for name, each in value.items()
+        }
     if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
         return [redact(each, depth + 1) for each in value]
     return redact_text(text_of(value))

@@ -14,7 +14,7 @@ class _NoCookies(httpx.Cookies):
         """Keep none: what one agent sets must not reach another on the same host."""
 
 
-class _CookielessClient(httpx.AsyncClient):
+class CookielessClient(httpx.AsyncClient):
     @property
     def cookies(self) -> httpx.Cookies:
         return _NO_COOKIES
@@ -31,7 +31,7 @@ def build_http(
     agent: AgentSettings, card: CheckedCard, participant_id: str, transport: GuardedTransport
 ) -> httpx.AsyncClient:
     """No cookies, proxies or redirects; every request is an exchange of `transport`."""
-    return _CookielessClient(
+    return CookielessClient(
         transport=transport,
         headers=standard_headers(agent, participant_id, extensions=card.active_extensions),
         timeout=httpx.Timeout(None),  # the exchange's deadline bounds every wait

@@ -79,8 +79,9 @@ def tree(root: type[DelegationError] = DelegationError) -> Iterator[type[Delegat
 
 LIBRARY = """
     AgentError AgentTaskFailed CallerError ConfigurationError DelegationEnded DelegationError IdempotencyConflict
-    InvalidArguments OperatorError StateLost StoreUnavailable UnknownAgent UnknownDelegation UnknownWorkflow
-    UnresolvedChildren UnsupportedExtensionError WorkflowConflict
+    InvalidArguments OperatorError RemoteAgent StateLost StoreUnavailable ToolResult Toolkit UnknownAgent
+    UnknownDelegation UnknownWorkflow UnresolvedChildren UnsupportedExtensionError WorkflowConflict agent_tools
+    parse_agents_config remote_agent
 """
 
 

@@ -87,7 +87,11 @@ LIBRARY = """
 
 @pytest.mark.parametrize(
     ("package", "names"),
-    [(delegation, LIBRARY), (workers, "DelegationHandle Workflow delegate install reply"), (web, "create_app")],
+    [
+        (delegation, LIBRARY),
+        (workers, "DelegationHandle Workflow delegate durable_agent install reply"),
+        (web, "create_app"),
+    ],
     ids=["delegation", "workers", "web"],
 )
 def test_the_public_names_are_these(package: Any, names: str) -> None:

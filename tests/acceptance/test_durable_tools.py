@@ -10,6 +10,7 @@ import pytest
 from delegation import RemoteAgent, Toolkit, ToolResult, remote_agent
 from tests.support.cases import bench
 from tests.support.child import wait_until
+from tests.support.doc_snippets import python_in
 from tests.support.peers import Peer, sdk_peer
 from workers import Workflow, durable_agent
 
@@ -34,7 +35,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         bench(
             directory,
             {},
-            urls={"obeying": peer.url, "away": "http://127.0.0.1:9"},
+            urls={"obeying": peer.url, "flights": peer.url, "away": "http://127.0.0.1:9"},
             timing={"cancel_deadline": 5, "unavailable_after": 2},
             agent_settings={"obeying": {"updates": "poll"}},
         ),
@@ -92,7 +93,7 @@ def test_the_url_of_its_card_names_the_agent_too(world: World) -> None:
     assert (unknown.card, unknown.tools) == (None, [])
     assert unknown.error is not None
     assert unknown.error.startswith("bad descriptor: unknown agent")
-    assert "away, obeying" in unknown.error
+    assert "away, flights, obeying" in unknown.error
     assert durable_agent("away").error == "HTTP transport connect-failed"
     assert durable_agent("obeying", timeout=0).error == "bad descriptor: timeout: a number of milliseconds above 0"
 
@@ -148,3 +149,9 @@ def test_durable_and_plain_agents_share_a_toolkit(world: World) -> None:
     toolkit.add_agent(world.card_url)
     assert [tool.name for tool in toolkit.tools] == ["sdk_peer_obey"]
     assert toolkit.execute("sdk_peer_obey", {"task": "say hello"}).output == "hello"
+
+
+def test_the_snippet_of_the_docs_runs(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """As it stands."""
+    exec(python_in("tools.md")[1], {})
+    assert capsys.readouterr().out == "Oslo to Rome, 40 euros\n"

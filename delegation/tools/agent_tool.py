@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from delegation.errors import InvalidArguments
+from delegation.redaction import text_of
 from delegation.tools.descriptor import read_ms
 from delegation.tools.poll_loop import Abort
 from delegation.tools.results import SUBMITTED, ToolResult
@@ -88,4 +89,4 @@ def failed_call(agent: str, text: str) -> ToolResult:
 def task_text(args: Mapping[str, Any] | None) -> str:
     """Models leave out what is required, and send numbers for texts; what else they send is ignored."""
     task = args.get("task") if isinstance(args, Mapping) else None
-    return task if isinstance(task, str) else "" if task is None else str(task)
+    return "" if task is None else text_of(task)

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from delegation.answers import PATH_SAFE_ID, load_json
+from delegation.answers import PATH_SAFE_ID, load_json, one_line
 from delegation.errors import AgentError, AgentRefused, CallAmbiguous
 from delegation.origins import Origin, read_origin
 from delegation.outbound import GuardedTransport
@@ -82,11 +82,13 @@ def _read_card(body: bytes) -> Fetched:
 
 
 def find_place(card: dict[str, Any], descriptor: Descriptor) -> Place:
-    """Where and how the agent is spoken to. Raises AgentRefused when it would be at an origin that nobody allowed.
+    """Where and how the agent is spoken to. Raises AgentRefused when it would be at an origin that nobody allowed, or
+    when the card requires an extension (A2A spec section 4.4.4): tools speak none.
 
     An interface of 1.x makes it 1.0; without one the card's `url` counts, or the origin of the card itself. The
     descriptor's dialect goes before what the card says.
     """
+    _check_extensions(card)
     interfaces = [entry for entry in _list(card, "supportedInterfaces") if _is_jsonrpc(entry)]
     newest = next((entry for entry in interfaces if _speaks(entry, _VERSION_1)), None)
     older = next((entry for entry in interfaces if _speaks(entry, _VERSION_0_3)), None)
@@ -135,6 +137,14 @@ def name_skills(card: dict[str, Any]) -> Iterator[NamedSkill]:
         skill_id = _text(skill, "id") or _text(skill, "name")
         described = _text(skill, "description") or _text(skill, "name") or skill_id
         yield NamedSkill(name=f"{prefix}_{sanitize(skill_id)}", description=clean(described, DESCRIPTION_CHARS))
+
+
+def _check_extensions(card: dict[str, Any]) -> None:
+    capabilities = card.get("capabilities")
+    offered = _list(capabilities, "extensions") if isinstance(capabilities, dict) else []
+    required = [_text(entry, "uri") for entry in offered if isinstance(entry, dict) and entry.get("required") is True]
+    if required:
+        raise AgentRefused(f"extension_required: {one_line(', '.join(required))}")
 
 
 def _allowed(descriptor: Descriptor) -> frozenset[Origin]:

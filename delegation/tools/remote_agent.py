@@ -7,31 +7,43 @@ the differences between its ports. Neither Celery nor Redis is needed: the wait 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from delegation.errors import AgentRefused, InvalidArguments
 from delegation.tools.agent_tool import AgentTool, RemoteAgent, failed_call
 from delegation.tools.card import Place, agent_name, fetch_card, find_place, name_skills
-from delegation.tools.descriptor import Descriptor, expand, read_descriptor
+from delegation.tools.descriptor import DEFAULT_POLL_EVERY_MS, DEFAULT_TIMEOUT_MS, Descriptor, expand, read_descriptor
 from delegation.tools.failures import TRANSPORT
 from delegation.tools.poll_loop import Abort, Call
 from delegation.tools.results import ToolResult
 
 
-def remote_agent(card: Any = None, **options: Any) -> RemoteAgent:
+def remote_agent(
+    card: Any = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout: float = DEFAULT_TIMEOUT_MS,
+    poll_every: float = DEFAULT_POLL_EVERY_MS,
+    dialect: str | None = None,
+    origins: Sequence[str] = (),
+    strict_seed: bool = False,
+    **others: Any,
+) -> RemoteAgent:
     """The agent whose card is at the URL ``card`` (of the document itself; nothing is appended).
 
-    Options: ``headers``, shown with the card's request and every call, with ``${NAME}`` for an environment variable;
-    ``timeout`` (300,000 ms), for each request and for the agent's task as a whole; ``poll_every`` (1,000 ms);
-    ``dialect`` ("1.0", "0.3" or "toolnexus"; else found out); ``origins``, further ones that the card may lead to;
-    ``strict_seed=True`` polls on, to the time limit, where an agent rejects the work or waits for somebody: by default
-    such a call ends at once with the agent's words. Unknown options are ignored, with a warning.
+    ``headers`` go with the card's request and every call, with ``${NAME}`` for an environment variable; ``timeout`` is
+    for each request and for the agent's task as a whole, in milliseconds as is ``poll_every``; ``dialect`` is "1.0",
+    "0.3" or "toolnexus", else found out; ``origins`` are further ones that the card may lead to. ``strict_seed=True``
+    polls on, to the time limit, where an agent rejects the work or waits for somebody: by default such a call ends at
+    once with the agent's words. A descriptor's other keys are ignored, with a warning.
 
     Never raises: a dead agent costs its own tools and nothing else. Its ``error`` then begins with `HTTP <status>: `,
     `HTTP transport <kind>` (timeout, dns, connect-failed, transport), `bad card: ` or `bad descriptor: `.
     """
     try:
-        descriptor = read_descriptor({"card": card, **options})
+        named = {"card": card, "headers": headers, "timeout": timeout, "poll_every": poll_every, "dialect": dialect}
+        descriptor = read_descriptor({**named, "origins": origins, "strict_seed": strict_seed, **others})
     except InvalidArguments as error:
         return RemoteAgent(error=f"bad descriptor: {error.detail}")
     try:

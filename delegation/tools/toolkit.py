@@ -66,7 +66,7 @@ class LocalTool:
         try:
             return ToolResult(output=str(self._function(**(args or {}))), is_error=False, metadata={})
         except Exception as error:  # noqa: BLE001  the user's own code, called for a model whose loop goes on
-            return ToolResult(output=f"{type(error).__name__}: {error}", is_error=True, metadata={})
+            return _raised(error)
 
 
 class Toolkit:
@@ -117,7 +117,10 @@ class Toolkit:
         tool = self._tools.get(name)
         if tool is None:
             return ToolResult(output=f"unknown tool: {clean(name, 100)}", is_error=True, metadata={})
-        return tool.execute(args, abort=abort, timeout=timeout)
+        try:
+            return tool.execute(args, abort=abort, timeout=timeout)
+        except Exception as error:  # noqa: BLE001  a tool of the user's own
+            return _raised(error)
 
     def add_agent(self, agent: Mapping[str, Any] | str | RemoteAgent, **options: Any) -> RemoteAgent:
         """Take in one more agent while others are at work: a descriptor, the URL of a card, or an agent that is there.
@@ -147,6 +150,10 @@ class Toolkit:
                 kept = self._tools.setdefault(tool.name, tool)
             if kept is not tool:
                 log.warning("tools.name_taken", name=tool.name[:100], kept=kept.source)
+
+
+def _raised(error: Exception) -> ToolResult:
+    return ToolResult(output=f"{type(error).__name__}: {error}", is_error=True, metadata={})
 
 
 def _as_tool(given: Callable[..., Any] | Tool) -> Tool:

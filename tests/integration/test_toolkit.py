@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from structlog.testing import capture_logs
@@ -21,6 +21,16 @@ P2_NAMES = ["reviewer_review", "reviewer_plan", "reviewer_fail"]
 def add(first: int, second: int) -> int:
     """Adds two numbers."""
     return first + second
+
+
+class Broken:
+    """Somebody's own tool, which does what no tool should."""
+
+    name, description, source = "broken", "raises", "mine"
+    input_schema: ClassVar[dict[str, Any]] = {"type": "object"}
+
+    def execute(self, args: Any = None, *, abort: Any = None, timeout: float | None = None) -> Any:
+        raise OSError("gone")
 
 
 @pytest.fixture
@@ -139,6 +149,7 @@ def test_a_local_tool_is_called_and_raises_nothing() -> None:
     failed = toolkit.execute("add", {"first": 1})
     assert failed.is_error
     assert failed.output.startswith("TypeError: ")
+    assert Toolkit(tools=[Broken()]).execute("broken").output == "OSError: gone"
     unknown = toolkit.execute("nobody", {})
     assert (unknown.output, unknown.is_error, unknown.metadata) == ("unknown tool: nobody", True, {})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +13,10 @@ import pytest
 
 from delegation import ToolResult, remote_agent
 from delegation.tools import AgentTool
-from tests.support.child import ChildProcess, free_port
-from tests.support.peers import NotInstalled, Peer, a2a03_peer, sdk_peer, toolnexus_peer
+from tests.support.child import ROOT, ChildProcess, child_environment, free_port
+from tests.support.peers import NotInstalled, Peer, a2a03_peer, install_python, sdk_peer, toolnexus_peer
 from tests.support.raw_server import answers, refuses
-from tests.support.tool_peers import ToolPeer, make_card
+from tests.support.tool_peers import ToolPeer, make_card, p1, p2
 
 CARD_PATH = "/.well-known/agent-card.json"
 METADATA = ["agent", "taskId", "state", "polls", "ms"]
@@ -67,6 +69,35 @@ def test_58_toolnexus_answers(toolnexus: Peer) -> None:
     assert (found.name, found.description) == ("video-desk_hello-world", "says hello")
     check(found.execute({"task": "hello"}), "done: hello", "completed", "video-desk")
     check(found.execute({"task": "fail"}), "A2A task <id> failed: model down", "failed", "video-desk")
+
+
+@pytest.mark.parametrize("make", [p1, p2], ids=["P1", "P2"])
+def test_toolnexus_own_client_says_the_same(make: Any) -> None:
+    """Of the same peers, tool for tool and result for result, but for the time it took."""
+    texts = ["echo", "multi", "history", "fail", "cancel", "rpc", "http", "data", "slow", "ask"]
+    try:
+        python = install_python("toolnexus") / "bin" / "python"
+    except NotInstalled as reason:
+        pytest.skip(str(reason))
+    with make() as peer:
+        command = [str(python), "-m", "tests.peers.toolnexus_client", peer.card_url, "2000", "100", *texts]
+        done = subprocess.run(
+            command, cwd=ROOT, env=child_environment({}), capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        theirs = json.loads(done.stdout)
+        found = remote_agent(card=peer.card_url, timeout=2000, poll_every=100, strict_seed=True)
+        assert [[tool.name, tool.description, tool.source] for tool in found.tools] == theirs["tools"]
+        for text, (output, is_error, metadata) in zip(texts, theirs["results"], strict=True):
+            ours = found.tools[0].execute({"task": text})
+            assert (ours.output, ours.is_error) == (output, is_error)
+            assert comparable(ours.metadata) == comparable(metadata)
+
+
+def comparable(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Without the time; how often it could ask in that is time too."""
+    asked = metadata["polls"] if metadata["state"] not in ("working", "input-required") else None
+    return {**metadata, "ms": None, "polls": asked}
 
 
 def test_58_toolnexus_at_work(toolnexus: Peer) -> None:

@@ -18,7 +18,7 @@ CARD_PATH = "/.well-known/agent-card.json"
 Step = Mapping[str, Any] | Behaviour
 #: Of the text of a message: the answer to it, and those to each GetTask; the last one for ever.
 Script = Callable[[str], Sequence[Step]]
-_P1_KINDS = ("multi", "history", "failed", "fail", "cancel", "hang", "slow", "rpc", "http", "data")
+_P1_KINDS = ("multi", "history", "failed", "fail", "cancel", "hang", "slow", "rpc", "http", "data", "ask")
 
 
 class ToolPeer:
@@ -179,6 +179,7 @@ P1_ENDS: dict[str, Step] = {
     "hang": task("hang", "working"),
     "slow": task("slow", "working"),
     "data": task("data", "completed", artifacts=[[{"kind": "data", "data": 1}]]),
+    "ask": task("ask", "input-required", says="which one?"),
     "rpc": refuses(-32000, "agent exploded"),
     "http": lambda _seen, connection: bool(connection.sendall(http(503, b"busy"))) or True,
 }

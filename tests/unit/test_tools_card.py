@@ -94,8 +94,9 @@ def test_what_the_descriptor_says_of_the_dialect_counts() -> None:
         ({"url": "/rpc"}, "must be an absolute"),
         ({"url": "http://user@127.0.0.1:9000/"}, "user name"),
         ({"supportedInterfaces": [interface("1.0", binding="GRPC")]}, "no interface"),
+        ({"capabilities": {"extensions": [{"uri": "urn:x", "required": True}]}}, "extension_required: urn:x"),
     ],
-    ids=["other_port", "metadata", "relative", "userinfo", "grpc"],
+    ids=["other_port", "metadata", "relative", "userinfo", "grpc", "extension"],
 )
 def test_a_card_leads_nowhere_that_nobody_allowed(card: dict[str, Any], reason: str) -> None:
     """Headers and texts go to the card's own origin, or to one that the descriptor names."""

@@ -50,7 +50,8 @@ def durable_agent(
     Each call is a delegation (of ``workflow``, if there is one), run by the workers and waited for here; its texts and
     metadata are those of a plain tool, with what the engine knows better: ``polls`` counts the looks that brought news,
     an agent that stays away is `HTTP transport connect-failed` once `unavailable_after` is over, and the words of a
-    task that is completed without artifacts may be those of its status. An empty task is refused.
+    task that is completed without artifacts may be those of its status. A call that the agent refuses is told as the
+    engine tells it, and an empty task is an error.
 
     The delegation ends with the call: a timeout (its deadline as well), an abort and a question cancel it, best effort.
     With ``strict_seed=True`` a question is waited over, and may be answered by `delegation reply`. Headers, origins and

@@ -3,7 +3,7 @@
 The toolnexus seed (SPEC section 7A) leaves three things open, or differs: `rejected`, `input-required` and
 `auth-required` end the call at once with the agent's words, where the seed polls until its time is up (``strict_seed``
 restores that); an abort while a request is under way counts at once, unless the answer has ended the task; and the
-agent is told of an abort where its dialect has a way to.
+agent is told of an abort where its dialect has a way to and its task is known.
 """
 
 from __future__ import annotations

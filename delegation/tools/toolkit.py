@@ -72,7 +72,8 @@ class LocalTool:
 class Toolkit:
     """``agents``: descriptors, or URLs of cards; ``config``: a mapping with an `agents` block, as an MCP config's.
 
-    ``disable_tools`` leaves out tools by their final names. Threads may share it.
+    ``disable_tools`` leaves out tools by their final names. Threads may share it. Raises InvalidArguments for a
+    callable that cannot be described, and for a config that is no mapping (a path, say); what agents do never raises.
     """
 
     def __init__(
@@ -87,7 +88,9 @@ class Toolkit:
         self._tools: dict[str, Tool] = {}
         self._lock = threading.Lock()
         self._add(map(_as_tool, tools))
-        block = config.get("agents") if isinstance(config, Mapping) else None
+        if config is not None and not isinstance(config, Mapping):
+            raise InvalidArguments("config: a mapping; read the file first")
+        block = config.get("agents") if config is not None else None
         described = [*map(_as_descriptor, agents), *parse_agents_config(block)]
         if described:
             with ThreadPoolExecutor(max_workers=FETCH_THREADS, thread_name_prefix="cards") as threads:

@@ -22,8 +22,8 @@ METADATA = ["agent", "taskId", "state", "polls", "ms"]
 class World:
     """A deployment with a peer on the SDK of 1.0, and an agent that is not there."""
 
-    def __init__(self, peer: Peer) -> None:
-        self.peer = peer
+    def __init__(self, peer: Peer, leaving: Peer) -> None:
+        self.peer, self.leaving = peer, leaving
         self.card_url = f"{peer.url}{CARD_PATH}"
 
 
@@ -32,15 +32,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("durable")
     with (
         sdk_peer(directory).start() as peer,
+        sdk_peer(directory, "leaving").start() as leaving,
         bench(
             directory,
             {},
-            urls={"obeying": peer.url, "flights": peer.url, "away": "http://127.0.0.1:9"},
+            urls={"obeying": peer.url, "flights": peer.url, "leaving": leaving.url, "away": "http://127.0.0.1:9"},
             timing={"cancel_deadline": 5, "unavailable_after": 2},
             agent_settings={"obeying": {"updates": "poll"}},
         ),
     ):
-        yield World(peer)
+        yield World(peer, leaving)
 
 
 def check(result: ToolResult, output: str, state: str) -> None:
@@ -93,9 +94,18 @@ def test_the_url_of_its_card_names_the_agent_too(world: World) -> None:
     assert (unknown.card, unknown.tools) == (None, [])
     assert unknown.error is not None
     assert unknown.error.startswith("bad descriptor: unknown agent")
-    assert "away, flights, obeying" in unknown.error
+    assert "away, flights, leaving, obeying" in unknown.error
     assert durable_agent("away").error == "HTTP transport connect-failed"
     assert durable_agent("obeying", timeout=0).error == "bad descriptor: timeout: a number of milliseconds above 0"
+
+
+def test_an_agent_that_stays_away(world: World) -> None:
+    """Is tried for as long as the configuration says, and then said to be away as a plain tool says it."""
+    tool = only_tool(durable_agent("leaving", timeout=60_000))
+    world.leaving.kill()
+    result = tool.execute({"task": "say hello"})
+    assert (result.output, result.is_error) == ("HTTP transport connect-failed", True)
+    assert (result.metadata["taskId"], result.metadata["state"]) == ("", "submitted")
 
 
 def test_a_timeout_ends_the_delegation(world: World) -> None:

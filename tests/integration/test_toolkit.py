@@ -75,6 +75,9 @@ def test_52_agents_beside_mcp_servers(demo: ToolPeer, reviewer: ToolPeer) -> Non
     }
     assert names(Toolkit(config=config)) == P1_NAMES
     assert reviewer.card_requests == []
+    path: Any = "mcp.json"
+    with pytest.raises(InvalidArguments, match="read the file first"):
+        Toolkit(config=path)
 
 
 def test_54_a_dead_agent_costs_its_own_tools(demo: ToolPeer, dead_url: str) -> None:

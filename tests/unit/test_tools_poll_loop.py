@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delegation.tools import DEFAULT_POLL_EVERY_MS, DEFAULT_TIMEOUT_MS, TASK_STATES, TERMINAL_STATES, ToolResult
 from delegation.tools.descriptor import Dialect
@@ -323,3 +325,24 @@ def test_an_abort_predicate_that_raises_has_given_up(given: Any) -> None:
     """The call must neither raise nor go on unwatched."""
     assert Abort(given)() is True
     assert Abort()() is False
+
+
+_NAMES = st.sampled_from(
+    [
+        *("id", "status", "state", "message", "parts", "kind", "text", "role", "artifacts", "history", "task"),
+        "messageId",
+    ]
+)
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8) | st.sampled_from(["completed", "agent", "failed"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(dialect=st.sampled_from(list(Dialect)), results=st.lists(_JSON, min_size=1, max_size=3), error=_JSON)
+def test_no_answer_is_an_exception(dialect: Dialect, results: list[Any], error: Any) -> None:
+    """Whatever JSON an agent sends, a call ends in a result."""
+    told: list[Told] = [read_rpc({"result": result}, ()) for result in results]
+    assert list(Played(*told, dialect=dialect).result.metadata) == METADATA
+    assert isinstance(Played(read_rpc({"error": error}, ()), dialect=dialect).output, str)

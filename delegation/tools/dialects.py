@@ -38,7 +38,7 @@ from a2a.types import (
 
 from delegation.answers import load_json
 from delegation.errors import CallAmbiguous
-from delegation.http_client import CookielessClient
+from delegation.http_client import open_http
 from delegation.origins import Origin
 from delegation.outbound import Exchange, GuardedTransport, Headers, drive, exchanging
 from delegation.replies import JSONRPC
@@ -225,13 +225,7 @@ class ToolnexusTransport(ClientTransport):
 def _build_client(target: Target, dialect: Dialect, transport: GuardedTransport) -> Client:
     """The SDK gets a card with the one interface that was chosen, so it cannot choose another."""
     binding = TOOLNEXUS if dialect is Dialect.TOOLNEXUS else JSONRPC
-    http = CookielessClient(
-        transport=transport,
-        headers={"Accept": "application/json", "User-Agent": "delegation"},
-        timeout=httpx.Timeout(None),  # the exchange's deadline bounds every wait
-        follow_redirects=False,
-        trust_env=False,
-    )
+    http = open_http(transport, {"Accept": "application/json", "User-Agent": "delegation"})
     config = ClientConfig(streaming=False, httpx_client=http, supported_protocol_bindings=[binding])
     factory = ClientFactory(config)
     factory.register(TOOLNEXUS, lambda _card, url, _config: ToolnexusTransport(http, url))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import httpx
 
 from delegation.cards import CheckedCard, standard_headers
@@ -30,10 +32,15 @@ _NO_COOKIES = _NoCookies()
 def build_http(
     agent: AgentSettings, card: CheckedCard, participant_id: str, transport: GuardedTransport
 ) -> httpx.AsyncClient:
+    """For calls to an agent of the configuration."""
+    return open_http(transport, standard_headers(agent, participant_id, extensions=card.active_extensions))
+
+
+def open_http(transport: GuardedTransport, headers: Mapping[str, str]) -> httpx.AsyncClient:
     """No cookies, proxies or redirects; every request is an exchange of `transport`."""
     return _CookielessClient(
         transport=transport,
-        headers=standard_headers(agent, participant_id, extensions=card.active_extensions),
+        headers=headers,
         timeout=httpx.Timeout(None),  # the exchange's deadline bounds every wait
         follow_redirects=False,
         trust_env=False,

@@ -19,7 +19,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -39,6 +39,8 @@ MAX_CONNECTIONS = 64
 #: Below the 5 s after which uvicorn and node close an idle connection, so that we rarely write to a closing one.
 KEEPALIVE_S = 4.0
 _OURS = frozenset({b"accept-encoding", b"cookie", b"content-length", b"transfer-encoding"})
+#: How often a wait is interrupted to see whether the answer is still wanted.
+GLANCE_S = 0.02
 #: Redirects that keep method and body (RFC 9110 sections 15.4.8 and 15.4.9).
 _MOVED = (307, 308)
 
@@ -66,6 +68,8 @@ class Exchange:
 
     An answer that is an event stream goes to ``on_event``, where there is one, event by event, until it says stop
     (True); any other answer is read into ``body`` all the same. Whoever is told may bring ``deadline_at`` forward.
+
+    Once ``is_unwanted`` says True, no more is waited for, as if the deadline had come.
     """
 
     deadline_at: float  #: on the monotonic clock
@@ -76,6 +80,8 @@ class Exchange:
     on_event: Callable[[bytes], bool] | None = None
     event_bytes: int = 0
     only_build: bool = False  #: build the request and open no socket
+    is_unwanted: Callable[[], bool] | None = None
+    may_move: bool = True  #: a redirect within the origin that keeps method and body is followed, once
     url: str = field(default="", repr=False)  #: with a key of ours in its query, perhaps
     request: httpcore.Request | None = field(default=None, repr=False)
     request_body: bytes = field(default=b"", repr=False)
@@ -89,7 +95,7 @@ class Exchange:
     def seconds_left(self) -> float:
         """Seconds until the deadline; raises once there are none, so every wait is bounded by it."""
         left = self.deadline_at - time.monotonic()
-        if left <= 0:
+        if left <= 0 or (self.is_unwanted is not None and self.is_unwanted()):
             raise httpcore.ReadTimeout("deadline")
         return left
 
@@ -158,7 +164,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         exchange = _exchange.get()
         content = await request.aread()
         self._send(request.method, request.url, request.headers.raw, content, exchange)
-        if exchange.status in _MOVED and (moved_to := _same_origin_target(request.url, exchange)) is not None:
+        is_moved = exchange.may_move and exchange.status in _MOVED
+        if is_moved and (moved_to := _same_origin_target(request.url, exchange)) is not None:
             exchange.sent = 0  # the first was turned away unread
             self._send(request.method, moved_to, request.headers.raw, content, exchange)
         if exchange.stand_in is not None:
@@ -364,8 +371,7 @@ class _Wire(httpcore.NetworkStream):
         if self._unsent:
             self._flush(exchange)
         try:
-            self._sock.settimeout(exchange.seconds_left())
-            return self._sock.recv(max_bytes)
+            return _receive(self._sock, max_bytes, exchange)
         except TimeoutError:
             raise httpcore.ReadTimeout("deadline") from None
         except ssl.SSLError as error:
@@ -453,6 +459,15 @@ class _Backend(httpcore.NetworkBackend):
             except OSError as failure:
                 error = httpcore.ConnectError(_say(failure))
         raise error
+
+
+def _receive(sock: socket.socket, max_bytes: int, exchange: Exchange) -> bytes:
+    while exchange.is_unwanted is not None:
+        sock.settimeout(min(GLANCE_S, exchange.seconds_left()))
+        with suppress(TimeoutError):
+            return sock.recv(max_bytes)
+    sock.settimeout(exchange.seconds_left())
+    return sock.recv(max_bytes)
 
 
 def _is_readable(sock: socket.socket) -> bool:

@@ -130,8 +130,20 @@ def js_peer(directory: Path, name: str = "js", *flags: str) -> Peer:
 
 def fasta2a_peer(directory: Path, name: str = "fasta2a", *flags: str) -> Peer:
     """On fasta2a. Raises NotInstalled."""
-    python = install_fasta2a() / "bin" / "python"
+    python = install_python("fasta2a") / "bin" / "python"
     return Peer(name, [str(python), "-m", "tests.peers.fasta2a_agent", *flags], log=directory / f"{name}.log")
+
+
+def toolnexus_peer(directory: Path, name: str = "toolnexus") -> Peer:
+    """On toolnexus's own server, which keeps no log of its requests. Raises NotInstalled."""
+    python = install_python("toolnexus") / "bin" / "python"
+    return Peer(name, [str(python), "-m", "tests.peers.toolnexus_agent"], log=directory / f"{name}.log")
+
+
+def a2a03_peer(directory: Path, name: str = "a2a03") -> Peer:
+    """On the last SDK of A2A 0.3. Raises NotInstalled."""
+    python = install_python("a2a03") / "bin" / "python"
+    return Peer(name, [str(python), "-m", "tests.peers.a2a03_agent"], log=directory / f"{name}.log")
 
 
 # ---------------------------------------------------------------- installing
@@ -152,9 +164,9 @@ def install_js() -> Path:
 
 
 @cache
-def install_fasta2a() -> Path:
-    """A Python environment with fasta2a and without us."""
-    requirements = SOURCES / "fasta2a_requirements.txt"
+def install_python(name: str) -> Path:
+    """A Python environment with what `<name>_requirements.txt` pins and without us."""
+    requirements = SOURCES / f"{name}_requirements.txt"
 
     def make(directory: Path) -> None:
         _run([sys.executable, "-I", "-m", "venv", str(directory)], ROOT)
@@ -169,7 +181,7 @@ def install_fasta2a() -> Path:
         ]
         _run([*pip, "--requirement", str(requirements)], ROOT)
 
-    return _installed("fasta2a", [sys.version, requirements.read_text(encoding="utf-8")], make)
+    return _installed(name, [sys.version, requirements.read_text(encoding="utf-8")], make)
 
 
 def _installed(name: str, made_from: Sequence[str], make: Callable[[Path], None]) -> Path:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import redis
+import structlog
 
 from delegation.access import AgentAccess
 from delegation.card_cache import CardCache
@@ -23,6 +24,7 @@ from delegation.client import AgentClient
 from delegation.errors import AgentError
 from delegation.origins import read_origin
 from delegation.outbound import GuardedTransport
+from delegation.roster_text import ListedAgent, listed, render
 from delegation.security import describe_credentials
 from delegation.settings import AgentSettings, Settings
 from delegation.texts import NAME_CHARS, SKILL_DESCRIPTION_CHARS, clean, clean_or_warn
@@ -40,6 +42,8 @@ _NAMES = (
     *("id", "name", "version", "accepted", "paused", "reason", "watch", "skills"),
     *("auth", "signed", "fingerprint", "card_fetched_at"),
 )
+
+log = structlog.get_logger("delegation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +74,7 @@ class Roster:
         self._settings = settings
         self._accesses: dict[str, AgentAccess] = {}
         self._keys_transports: dict[str, GuardedTransport] = {}
+        self._rendered: tuple[tuple[ListedAgent, ...], str] = ((), "")
         self._clients: dict[tuple[str, str, Interface], tuple[int, AgentClient]] = {}
         max_bytes = settings.limits.card_bytes
         pipeline = CardPipeline(
@@ -115,6 +120,28 @@ class Roster:
         with ThreadPoolExecutor(max_workers=DESCRIBE_THREADS, thread_name_prefix="roster") as threads:
             return list(threads.map(self._describe, agents))
 
+    def listed(self) -> tuple[ListedAgent, ...]:
+        """The agents that take new work, sorted by id, with the texts shown of them. Raises StoreUnavailable only."""
+        agents = self._settings.agents
+        with ThreadPoolExecutor(max_workers=DESCRIBE_THREADS, thread_name_prefix="roster") as threads:
+            found = [each for each in threads.map(self._listed, agents) if each is not None]
+        return tuple(sorted(found, key=lambda each: each.id))
+
+    def render(self) -> str:
+        """The `agents` section of a model's context (roster_text.py): byte-identical while the cards are.
+
+        Each call looks whether they still are (card_cache.py). Refused, paused and unreachable agents are not in it.
+        Raises StoreUnavailable only.
+        """
+        agents = self.listed()
+        shown, section = self._rendered
+        if section and agents == shown:
+            return section
+        section = render(agents)
+        log.info("roster.rendered", agents=[each.id for each in agents], chars=len(section))
+        self._rendered = (agents, section)
+        return section
+
     def review(self, agent_id: str) -> Review:
         """What there is to accept of an agent's card, fetched at this moment.
 
@@ -139,6 +166,14 @@ class Roster:
             access.close()
         for transport in self._keys_transports.values():
             transport.close()
+
+    def _listed(self, agent: AgentSettings) -> ListedAgent | None:
+        card: object
+        try:
+            card = self._cards.look(agent).outcome
+        except AgentError:  # somebody else fetches it just now
+            card = self._cards.under_way(agent)
+        return listed(agent, card) if isinstance(card, CheckedCard) else None
 
     def _describe(self, agent: AgentSettings) -> dict[str, Any]:
         try:

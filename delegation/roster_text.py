@@ -64,7 +64,7 @@ def render(agents: Iterable[ListedAgent]) -> str:
     One WARNING per text that is cut, per agent whose skills are dropped, and for what the whole leaves no room for.
     """
     cleaned = [_clean(agent) for agent in sorted(agents, key=lambda agent: agent.id)]
-    room = SECTION_CHARS - len("\n".join([_OPEN, NOTICE, _CLOSE])) - 1
+    room = SECTION_CHARS - len(f"{_OPEN}\n{NOTICE}\n{_CLOSE}\n")
     lines = _fit(cleaned, _shown_names(cleaned), room) if cleaned else [NO_AGENTS]
     return "\n".join([_OPEN, *([NOTICE] if cleaned else []), *lines, _CLOSE])
 
@@ -96,9 +96,9 @@ def _clean_skill(agent_id: str, at: int, skill: Skill) -> Skill:
 def _shown_names(agents: Sequence[ListedAgent]) -> dict[str, str]:
     """Id → name, no two of which look alike: one that might is followed by the id.
 
-    Ids are ASCII and the operator's. Where a name has a character outside ASCII that is no accent, it is not asked which
-    others look like it (Unicode's table has ten thousand): the id follows it in any case. So it does where a name ends
-    as if an id followed it, or looks like the id of another agent.
+    Ids are ASCII and the operator's. Where a name has a character outside ASCII that is no accent, it is not asked
+    which others look like it (Unicode's table has ten thousand): the id follows it in any case. So it does where a name
+    ends as if an id followed it, or looks like the id of another agent.
     """
     skeletons = {agent.id: _skeleton(agent.name) for agent in agents}
     seen = Counter(skeletons.values()) + Counter(_skeleton(agent.id) for agent in agents)

@@ -6,6 +6,7 @@
 from workers.canvas import delegate
 from workers.handles import DelegationHandle, Workflow
 from workers.install import install
+from workers.subtasks import agents_section, subtask_tools
 from workers.talk import reply
 
-__all__ = ["DelegationHandle", "Workflow", "delegate", "install", "reply"]
+__all__ = ["DelegationHandle", "Workflow", "agents_section", "delegate", "install", "reply", "subtask_tools"]

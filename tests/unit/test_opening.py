@@ -181,7 +181,12 @@ def test_a_call_id_that_makes_no_good_celery_id_is_refused(call_id: str) -> None
 def test_a_delegation_is_made_from_its_arguments() -> None:
     """The brief is what the caller said; nothing was sent and nothing stored yet."""
     delegation = made(
-        inputs=("earlier",), name="Trip", description="Cheap", acceptance_criteria=["one", "two"], on_failure="return", step="3"
+        inputs=("earlier",),
+        name="Trip",
+        description="Cheap",
+        acceptance_criteria=["one", "two"],
+        on_failure="return",
+        step="3",
     )
     assert delegation.brief == Brief(
         goal="go", name="Trip", description="Cheap", acceptance_criteria=("one", "two"), inputs=("earlier",)

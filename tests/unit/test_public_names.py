@@ -83,11 +83,16 @@ LIBRARY = """
     InvalidArguments OperatorError StateLost StoreUnavailable UnknownAgent UnknownDelegation UnknownWorkflow
     UnresolvedChildren UnsupportedExtensionError WorkflowConflict
 """
+WORKERS = "DelegationHandle Workflow agents_section delegate install reply subtask_tools"
 
 
 @pytest.mark.parametrize(
     ("package", "names"),
-    [(delegation, LIBRARY), (workers, "DelegationHandle Workflow delegate install reply"), (web, "create_app")],
+    [
+        (delegation, LIBRARY),
+        (workers, WORKERS),
+        (web, "create_app"),
+    ],
     ids=["delegation", "workers", "web"],
 )
 def test_the_public_names_are_these(package: Any, names: str) -> None:

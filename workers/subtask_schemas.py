@@ -26,18 +26,10 @@ LONGEST_ARGUMENTS = 1024 * 1024
 def _check_text(text: str) -> str:
     if not text.strip():
         raise PydanticCustomError("blank", "must not be blank")
-    return _check_unicode(text)
-
-
-def _check_unicode(text: str) -> str:
-    """JSON can spell half a character, which no agent can be sent."""
-    if not text.isascii() and text.encode("utf-8", "replace").decode() != text:
-        raise PydanticCustomError("unicode", "holds half a character (a lone surrogate)")
     return text
 
 
-Text = Annotated[str, AfterValidator(_check_text)]
-Words = Annotated[str, AfterValidator(_check_unicode)]
+_TEXT = AfterValidator(_check_text)  # after the length; that one refuses half characters too
 ChildId = Annotated[str, Field(description="The sub-task's id, as spawn_subtask and list_subtasks give it.")]
 
 
@@ -47,32 +39,37 @@ class _Arguments(BaseModel):
 
 class SpawnArguments(_Arguments):
     name: Annotated[
-        Text, Field(min_length=1, max_length=TOOL_NAME_CHARS, description="A short name to tell the sub-task by.")
+        str,
+        Field(min_length=1, max_length=TOOL_NAME_CHARS, description="A short name to tell the sub-task by."),
+        _TEXT,
     ]
     goal: Annotated[
-        Text, Field(min_length=1, max_length=GOAL_LIMIT, description="What the agent is to do, complete in itself.")
+        str,
+        Field(min_length=1, max_length=GOAL_LIMIT, description="What the agent is to do, complete in itself."),
+        _TEXT,
     ]
     agent: Annotated[str, Field(description="The id of one of the agents listed to you, exactly as it is written.")]
     description: Annotated[
-        Words, Field(max_length=GOAL_LIMIT, description="Anything more that the agent has to know.")
+        str, Field(max_length=GOAL_LIMIT, description="Anything more that the agent has to know.")
     ] = ""
     acceptance_criteria: Annotated[
-        list[Text], Field(max_length=MOST_CRITERIA, description="How to see that the goal is reached, one a sentence.")
+        list[Annotated[str, Field(min_length=1, max_length=GOAL_LIMIT), _TEXT]],
+        Field(max_length=MOST_CRITERIA, description="How to see that the goal is reached, one a sentence."),
     ] = []
     step: Annotated[
-        Words | None,
-        Field(max_length=STEP_LIMIT, description="The step of your plan that it belongs to; the agent is not told."),
+        Annotated[str, Field(max_length=STEP_LIMIT)] | None,
+        Field(description="The step of your plan that it belongs to; the agent is not told."),
     ] = None
 
 
 class ReplyArguments(_Arguments):
     id: ChildId
-    text: Annotated[Text, Field(min_length=1, max_length=GOAL_LIMIT, description="The answer to its question.")]
+    text: Annotated[str, Field(min_length=1, max_length=GOAL_LIMIT, description="The answer to its question."), _TEXT]
 
 
 class CancelArguments(_Arguments):
     id: ChildId
-    reason: Annotated[Words, Field(max_length=REASON_LIMIT, description="Why, for the record.")] = ""
+    reason: Annotated[str, Field(max_length=REASON_LIMIT, description="Why, for the record.")] = ""
 
 
 class ListArguments(_Arguments):
@@ -132,6 +129,12 @@ TOOLS = (
     ),
 )
 
+_REASONS = {
+    "extra_forbidden": "unknown argument",
+    "missing": "is missing",
+    "string_unicode": "holds half a character (a lone surrogate)",  # JSON can spell it, no agent can be sent it
+}
+
 
 def _mapping(arguments: object) -> dict[str, Any]:
     """Raises InvalidArguments. A model may send nothing at all to a function without required arguments."""
@@ -156,8 +159,9 @@ def _problems(error: ValidationError) -> str:
 
 
 def _problem(detail: ErrorDetails) -> str:
-    plain = {"extra_forbidden": "unknown argument", "missing": "is missing"}.get(detail["type"])
-    reason = plain or detail["msg"].removeprefix("Input ").removeprefix("String ").removeprefix("List ")
+    reason = _REASONS.get(detail["type"]) or detail["msg"].removeprefix("Input ").removeprefix("String ").removeprefix(
+        "List "
+    )
     return f"{clean('.'.join(map(str, detail['loc'])), NAME_CHARS)}: {reason}"
 
 

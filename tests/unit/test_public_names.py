@@ -88,11 +88,7 @@ WORKERS = "DelegationHandle Workflow agents_section delegate install reply subta
 
 @pytest.mark.parametrize(
     ("package", "names"),
-    [
-        (delegation, LIBRARY),
-        (workers, WORKERS),
-        (web, "create_app"),
-    ],
+    [(delegation, LIBRARY), (workers, WORKERS), (web, "create_app")],
     ids=["delegation", "workers", "web"],
 )
 def test_the_public_names_are_these(package: Any, names: str) -> None:

@@ -27,6 +27,7 @@ from workers.subtask_results import (
     ToolResult,
     failed,
     failed_with,
+    notes_section,
     refused_agent,
     spawned,
     subtask_list,
@@ -88,6 +89,13 @@ class SubtaskTools:
     def mcp(self) -> list[dict[str, Any]]:
         """`tools` of an MCP server's `tools/list`."""
         return [{"name": tool.name, "description": tool.description, "inputSchema": tool.schema} for tool in TOOLS]
+
+    def notes(self) -> str:
+        """What happened to the sub-tasks since the last call, for the model to read; empty if nothing did.
+
+        Each note is told once (`Workflow.notes`). Raises StoreUnavailable, UnknownWorkflow.
+        """
+        return notes_section(self._workflow.notes())
 
     def call(
         self, name: str, arguments: Mapping[str, Any] | str | None = None, *, call_id: str | None = None

@@ -12,12 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
+from typing import TYPE_CHECKING
 
 import structlog
 
-from delegation.cards import CheckedCard, Skill
-from delegation.settings import AgentSettings
 from delegation.texts import DESCRIPTION_CHARS, NAME_CHARS, SKILL_DESCRIPTION_CHARS, clean, clean_or_warn
+
+if TYPE_CHECKING:  # whoever shows a roster need not load what reads cards
+    from delegation.cards import CheckedCard
+    from delegation.settings import AgentSettings
 
 MOST_SKILLS = 10
 SECTION_CHARS = 8000
@@ -36,25 +39,32 @@ log = structlog.get_logger("delegation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ListedSkill:
+    id: str = ""
+    name: str = ""
+    description: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ListedAgent:
     """What is shown of an agent, as its card or the operator says it, not yet cleaned."""
 
     id: str
     name: str
     description: str
-    skills: tuple[Skill, ...] = ()
+    skills: tuple[ListedSkill, ...] = ()
 
 
 def listed(agent: AgentSettings, card: CheckedCard) -> ListedAgent:
     """The card's texts, or the operator's where the settings have some."""
-    skills = card.skills
+    skills = [ListedSkill(id=skill.id, name=skill.name, description=skill.description) for skill in card.skills]
     if agent.skills is not None:
-        skills = tuple(Skill(id="", name="", description=text) for text in agent.skills)
+        skills = [ListedSkill(description=text) for text in agent.skills]
     return ListedAgent(
         id=agent.id,
         name=card.name if agent.name is None else agent.name,
         description=card.description if agent.description is None else agent.description,
-        skills=skills,
+        skills=tuple(skills),
     )
 
 
@@ -80,9 +90,9 @@ def _clean(agent: ListedAgent) -> ListedAgent:
     )
 
 
-def _clean_skill(agent_id: str, at: int, skill: Skill) -> Skill:
+def _clean_skill(agent_id: str, at: int, skill: ListedSkill) -> ListedSkill:
     limits = {"id": NAME_CHARS, "name": NAME_CHARS, "description": SKILL_DESCRIPTION_CHARS}
-    return Skill(
+    return ListedSkill(
         **{
             field: clean_or_warn(getattr(skill, field), limit, agent=agent_id, field=f"skills.{at}.{field}")
             for field, limit in limits.items()

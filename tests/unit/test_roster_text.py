@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from delegation.cards import Skill, check_card
-from delegation.roster_text import NO_AGENTS, NOTICE, SECTION_CHARS, ListedAgent, listed, render
+from delegation.cards import check_card
+from delegation.roster_text import NO_AGENTS, NOTICE, SECTION_CHARS, ListedAgent, ListedSkill, listed, render
 from delegation.settings import AgentSettings
 
 #: What a hostile card may say, one of each kind that is known to have been tried.
@@ -55,7 +55,7 @@ LINE = re.compile(r'- id: [A-Za-z0-9._-]+|  (name|description|skill): ("(?:[^"\\
 
 
 def an_agent(agent_id: str = "flights", text: str = "plain", **texts: Any) -> ListedAgent:
-    skill = Skill(id=f"{text} 1", name=f"{text} 2", description=f"{text} 3")
+    skill = ListedSkill(id=f"{text} 1", name=f"{text} 2", description=f"{text} 3")
     return ListedAgent(**{"id": agent_id, "name": text, "description": text, "skills": (skill,), **texts})
 
 
@@ -81,8 +81,8 @@ def test_the_section_is_this() -> None:
             name='The "Old" Mill',
             description="two\nlines, <b>bold</b>",
             skills=(
-                Skill(id="book", name="Book", description="books a room"),
-                Skill(id="ask", name="ask", description=""),
+                ListedSkill(id="book", name="Book", description="books a room"),
+                ListedSkill(id="ask", name="ask", description=""),
             ),
         ),
         ListedAgent(id="flights", name="Flights", description=""),
@@ -180,7 +180,7 @@ def test_any_card_changes_no_structure(texts: list[str]) -> None:
         id="evil",
         name=name,
         description=description,
-        skills=(Skill(**dict(zip(("id", "name", "description"), skill, strict=True))),),
+        skills=(ListedSkill(**dict(zip(("id", "name", "description"), skill, strict=True))),),
     )
     section = render([agent])
     assert shape(section) == ["<agents>", NOTICE, "- id: evil", "  name: ", "  description: ", "  skill: ", "</agents>"]
@@ -193,7 +193,10 @@ def test_any_card_changes_no_structure(texts: list[str]) -> None:
 
 def test_each_cut_is_warned_of_once() -> None:
     """With the field and the limit, never the text; skills beyond the tenth are one warning."""
-    skills = [Skill(id="s" * 81, name="n" * 81, description="d" * 201), *[Skill(id="s", name="", description="")] * 12]
+    skills = [
+        ListedSkill(id="s" * 81, name="n" * 81, description="d" * 201),
+        *[ListedSkill(id="s", name="", description="")] * 12,
+    ]
     agent = ListedAgent(id="a", name="n" * 81, description="d" * 501, skills=tuple(skills))
     assert logged(agent) == [
         {"event": "roster.skills_dropped", "agent": "a", "dropped": 3, "limit": 10},
@@ -207,7 +210,7 @@ def test_each_cut_is_warned_of_once() -> None:
 
 
 def greedy(agent_id: str) -> ListedAgent:
-    skills = tuple(Skill(id=f"{n}" * 80, name=f"{n}" * 79, description=f"{n}" * 200) for n in range(10))
+    skills = tuple(ListedSkill(id=f"{n}" * 80, name=f"{n}" * 79, description=f"{n}" * 200) for n in range(10))
     return ListedAgent(id=agent_id, name=agent_id, description="d" * 500, skills=skills)
 
 

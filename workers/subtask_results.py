@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from delegation.errors import InvalidArguments, OperatorError, StoreUnavailable
+from delegation.errors import DelegationError, InvalidArguments, OperatorError, StoreUnavailable
 from delegation.roster_text import ListedAgent
 from delegation.state import Delegation
 from delegation.texts import NAME_CHARS, SUMMARY_CHARS, clean
@@ -76,16 +76,15 @@ def refused_agent(agent: str, code: str, valid: Iterable[ListedAgent]) -> ToolRe
     return failed(code, message, {"valid_agents": ids})
 
 
-def failed_with(error: Exception) -> ToolResult:
-    """A DelegationError, told. What an operator has to mend is not a model's to read."""
-    code = getattr(error, "code", "delegation.error")
+def failed_with(error: DelegationError) -> ToolResult:
+    """An error, told. What an operator has to mend is not a model's to read."""
     if isinstance(error, InvalidArguments):
         return failed("tool.invalid_arguments", clean(error.detail, _DETAIL_CHARS))
     if isinstance(error, StoreUnavailable):
-        return failed(code, "the store of the sub-tasks does not answer now; try again later")
+        return failed(error.code, "the store of the sub-tasks does not answer now; try again later")
     if isinstance(error, OperatorError):
-        return failed(code, "an operator has to act first")
-    return failed(code, clean(str(error), _DETAIL_CHARS))
+        return failed(error.code, "an operator has to act first")
+    return failed(error.code, clean(str(error), _DETAIL_CHARS))
 
 
 def spawned(child_id: str, name: str, agent: str) -> ToolResult:

@@ -101,13 +101,14 @@ def test_the_prompt_lists_the_accepted_agents_alone(deployment: Deployment, work
 # ---------------------------------------------------------------- the tools
 
 
-def test_a_spawned_sub_task_is_the_workflows_child(workflow: Workflow) -> None:
+def test_a_spawned_sub_task_is_the_workflows_child(deployment: Deployment, workflow: Workflow) -> None:
     """Its id is told, its step is kept with it and not told to the agent."""
     result = spawn(workflow, name="flight", description="cheap", acceptance_criteria=["direct"], step="2: fly")
     assert not result.is_error
     assert result.text == f'sub-task "flight" spawned: its id is {workflow.id}.1, its agent scripted'
     (child,) = workflow.describe()["children"]
     assert (child["id"], child["name"], child["step"]) == (f"{workflow.id}.1", "flight", "2: fly")
+    assert "flight [2: fly]" in deployment.command("workflow", "show", workflow.id).stdout
     with pytest.raises(UnresolvedChildren):
         workflow.complete()
     workflow.cancel()

@@ -74,6 +74,7 @@ class Roster:
         self._settings = settings
         self._accesses: dict[str, AgentAccess] = {}
         self._keys_transports: dict[str, GuardedTransport] = {}
+        self._told: dict[str, ListedAgent] = {}
         self._rendered: tuple[tuple[ListedAgent, ...], str] = ((), "")
         self._clients: dict[tuple[str, str, Interface], tuple[int, AgentClient]] = {}
         max_bytes = settings.limits.card_bytes
@@ -137,7 +138,8 @@ class Roster:
         shown, section = self._rendered
         if section and agents == shown:
             return section
-        section = render(agents)
+        section = render(agents, told=self._told.values())
+        self._told = {**self._told, **{each.id: each for each in agents}}  # a new one: threads share it
         log.info("roster.rendered", agents=[each.id for each in agents], chars=len(section))
         self._rendered = (agents, section)
         return section

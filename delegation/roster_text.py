@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING
@@ -68,35 +68,37 @@ def listed(agent: AgentSettings, card: CheckedCard) -> ListedAgent:
     )
 
 
-def render(agents: Iterable[ListedAgent]) -> str:
+def render(agents: Iterable[ListedAgent], *, told: Collection[ListedAgent] = ()) -> str:
     """The section, at most 8,000 characters, the same for the same agents in whatever order.
 
-    One WARNING per text that is cut, per agent whose skills are dropped, and for what the whole leaves no room for.
+    One WARNING per text that is cut and per agent whose skills are dropped, but for those agents whose cuts were `told`
+    of before; and one for what the whole leaves no room for.
     """
-    cleaned = [_clean(agent) for agent in sorted(agents, key=lambda agent: agent.id)]
+    cleaned = [_clean(agent, warns=agent not in told) for agent in sorted(agents, key=lambda agent: agent.id)]
     room = SECTION_CHARS - len(f"{_OPEN}\n{NOTICE}\n{_CLOSE}\n")
     lines = _fit(cleaned, _shown_names(cleaned), room) if cleaned else [NO_AGENTS]
     return "\n".join([_OPEN, *([NOTICE] if cleaned else []), *lines, _CLOSE])
 
 
-def _clean(agent: ListedAgent) -> ListedAgent:
-    if len(agent.skills) > MOST_SKILLS:
-        log.warning("roster.skills_dropped", agent=agent.id, dropped=len(agent.skills) - MOST_SKILLS, limit=MOST_SKILLS)
+def _clean(agent: ListedAgent, *, warns: bool) -> ListedAgent:
+    def line(text: str, limit: int, field: str) -> str:
+        return clean_or_warn(text, limit, agent=agent.id, field=field) if warns else clean(text, limit)
+
+    dropped = len(agent.skills) - MOST_SKILLS
+    if dropped > 0 and warns:
+        log.warning("roster.skills_dropped", agent=agent.id, dropped=dropped, limit=MOST_SKILLS)
     return ListedAgent(
         id=agent.id,
-        name=clean_or_warn(agent.name, NAME_CHARS, agent=agent.id, field="name"),
-        description=clean_or_warn(agent.description, DESCRIPTION_CHARS, agent=agent.id, field="description"),
-        skills=tuple(_clean_skill(agent.id, at, skill) for at, skill in enumerate(agent.skills[:MOST_SKILLS])),
-    )
-
-
-def _clean_skill(agent_id: str, at: int, skill: ListedSkill) -> ListedSkill:
-    limits = {"id": NAME_CHARS, "name": NAME_CHARS, "description": SKILL_DESCRIPTION_CHARS}
-    return ListedSkill(
-        **{
-            field: clean_or_warn(getattr(skill, field), limit, agent=agent_id, field=f"skills.{at}.{field}")
-            for field, limit in limits.items()
-        }
+        name=line(agent.name, NAME_CHARS, "name"),
+        description=line(agent.description, DESCRIPTION_CHARS, "description"),
+        skills=tuple(
+            ListedSkill(
+                id=line(skill.id, NAME_CHARS, f"skills.{at}.id"),
+                name=line(skill.name, NAME_CHARS, f"skills.{at}.name"),
+                description=line(skill.description, SKILL_DESCRIPTION_CHARS, f"skills.{at}.description"),
+            )
+            for at, skill in enumerate(agent.skills[:MOST_SKILLS])
+        ),
     )
 
 

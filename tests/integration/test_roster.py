@@ -404,6 +404,24 @@ def test_a_model_is_shown_the_same_bytes_until_a_card_changes(
     assert told == [("info", "roster.rendered", ["helper"])]
 
 
+def test_a_cut_is_warned_of_once_whatever_becomes_of_other_agents(
+    cards: CardServer, make_roster: Callable[..., Roster], store: redis.Redis
+) -> None:
+    """One agent that comes and goes does not repeat the warnings about another."""
+    roster = make_roster(agent(cards.url), agent(cards.url, agent_id="other", version="==1.0", description="x" * 501))
+
+    def change_other(**fields: Any) -> None:
+        cards.change(**fields)
+        roster._cards._memory.clear()
+        store.delete("card:other")
+
+    assert [each[2] for each in shown(roster)[1]] == ["other", ["helper", "other"]]
+    change_other(version="2.0")
+    assert [each[2] for each in shown(roster)[1]] == [["helper"]]
+    change_other()
+    assert [each[2] for each in shown(roster)[1]] == [["helper", "other"]]
+
+
 def test_agents_that_take_no_work_are_not_shown(
     cards: CardServer, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:

@@ -113,7 +113,7 @@ def notes_section(notes: Iterable[Mapping[str, Any]]) -> str:
 
 def _section(rows: list[dict[str, str]], left_out: int) -> str:
     lines = [line for row in rows for line in _lines(row)] if rows else [NO_SUBTASKS]
-    more = [f"({left_out} more that are resolved, or older, are not shown)"] if left_out else []
+    more = [f"({left_out} more are not shown)"] if left_out else []
     return "\n".join(["<subtasks>", *([NOTICE] if rows else []), *lines, *more, "</subtasks>"])
 
 

@@ -18,7 +18,7 @@ from delegation.errors import (
     UnknownDelegation,
     UnsupportedExtensionError,
 )
-from delegation.state import Delegation, WorkflowId
+from delegation.state import Delegation
 from delegation.texts import NAME_CHARS, clean
 from workers.descriptions import describe_question, is_asking
 from workers.handles import DelegationHandle, Workflow
@@ -35,8 +35,9 @@ from workers.subtask_results import (
 )
 from workers.subtask_schemas import TOOLS, CancelArguments, ListArguments, ReplyArguments, SpawnArguments
 
-#: Shown by list_subtasks, of so many that it looks at: a model's own notes tell it of any other.
+#: Shown by list_subtasks.
 MOST_LISTED = 50
+#: Looked at for it: so many of the latest, and those that ask.
 MOST_LOADED = 500
 
 log = structlog.get_logger("delegation")
@@ -147,22 +148,22 @@ class SubtaskTools:
         """Those that ask come first where there is no room for all, then the unresolved, then the latest."""
         store = runtime().store
         record = store.load_workflow(self._workflow.id)
-        first = max(1, record.children + 1 - MOST_LOADED)
-        children = store.load_many([f"{record.id}.{number}" for number in range(first, record.children + 1)])
+        latest = range(max(1, record.children + 1 - MOST_LOADED), record.children + 1)
+        asking = {number for each in store.inbox() if (number := _number_of(each, record.id)) is not None}
+        numbers = sorted(asking.union(latest))
+        children = store.load_many([f"{record.id}.{number}" for number in numbers])
         ranked = sorted(enumerate(children), key=lambda each: (_rank(each[1]), -each[0]))[:MOST_LISTED]
         shown = [child for _, child in sorted(ranked, key=lambda each: each[0])]
-        return subtask_list(shown, first - 1 + len(children) - len(shown))
+        return subtask_list(shown, record.children - len(numbers) + len(children) - len(shown))
 
     def _child(self, child_id: str) -> Delegation:
         """One of this workflow's own. Raises UnknownDelegation."""
-        prefix, dot, number = child_id.rpartition(".")
-        if dot and prefix == self._workflow.id and re.fullmatch(r"[1-9][0-9]{0,8}", number):
+        if _number_of(child_id, self._workflow.id) is not None:
             child = runtime().store.load(child_id).delegation
-            if child.workflow_id == WorkflowId(self._workflow.id):
+            if child.workflow_id == self._workflow.id:
                 return child
-        raise UnknownDelegation(
-            f"unknown sub-task {clean(ascii(child_id[:NAME_CHARS]), NAME_CHARS)}: see list_subtasks"
-        )
+        echoed = clean(ascii(child_id[:NAME_CHARS]), NAME_CHARS)
+        raise UnknownDelegation(f"unknown sub-task {echoed}; list_subtasks shows yours")
 
 
 def _why_not(agent_id: str) -> ToolResult | None:
@@ -177,6 +178,13 @@ def _why_not(agent_id: str) -> ToolResult | None:
     except AgentError:
         return None
     return None
+
+
+def _number_of(delegation_id: str, workflow_id: str) -> int | None:
+    """A child's number, as its id is spelled; None for what is no id of a child of that workflow."""
+    prefix, _, number = delegation_id.rpartition(".")
+    is_one = prefix == workflow_id and re.fullmatch(r"[1-9][0-9]{0,8}", number)
+    return int(number) if is_one else None
 
 
 def _rank(child: Delegation) -> int:

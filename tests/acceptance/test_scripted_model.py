@@ -14,7 +14,7 @@ from delegation.errors import UnresolvedChildren
 from tests.support.caller import caller_in
 from tests.support.child import ROOT, free_port
 from tests.support.processes import Deployment, SampleAgent, ScriptedAgent, ValkeyProcess, wait_until
-from workers import Workflow, agents_section, subtask_tools
+from workers import Workflow, agents_section, subtask_tools, subtasks
 from workers.runtime import reset_runtime
 from workers.subtask_results import NOTES_NOTICE
 
@@ -176,6 +176,18 @@ def test_a_question_is_listed_and_answered_once(workflow: Workflow) -> None:
         "</notes>",
     ]
     assert tools.notes() == ""
+
+
+def test_of_many_sub_tasks_those_that_ask_are_listed(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago they were spawned; how many are left out is said."""
+    first = spawn(workflow, goal=ASKS).data["id"]
+    wait_until(lambda: rows(workflow)[0]["question"], WAIT_S, what="question")
+    last = [spawn(workflow).data["id"] for _ in range(4)][-1]
+    monkeypatch.setattr(subtasks, "MOST_LOADED", 2)
+    monkeypatch.setattr(subtasks, "MOST_LISTED", 2)
+    assert [row["id"] for row in rows(workflow)] == [first, last]
+    assert "(3 more are not shown)" in subtask_tools(workflow).call("list_subtasks").text
+    workflow.cancel()
 
 
 def test_a_sub_task_is_cancelled_with_a_receipt(workflow: Workflow) -> None:

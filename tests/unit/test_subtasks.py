@@ -250,7 +250,7 @@ def test_the_list_of_sub_tasks_is_this() -> None:
         "  state: FAILED\n"
         "  reason: deadline.exceeded\n"
         '  summary: "too late"\n'
-        "(7 more that are resolved, or older, are not shown)\n"
+        "(7 more are not shown)\n"
         "</subtasks>"
     )
     assert result.data is not None

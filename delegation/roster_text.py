@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from delegation.texts import DESCRIPTION_CHARS, NAME_CHARS, SKILL_DESCRIPTION_CHARS, clean_and_tell
+from delegation.texts import DESCRIPTION_CHARS, NAME_CHARS, SKILL_DESCRIPTION_CHARS, clean, clean_and_tell
 
 if TYPE_CHECKING:  # whoever shows a roster need not load what reads cards
     from delegation.cards import CheckedCard

@@ -24,6 +24,7 @@ from delegation.errors import (
     UnresolvedChildren,
     UnsupportedExtensionError,
     WorkflowConflict,
+    WorkflowTooDeep,
 )
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "UnresolvedChildren",
     "UnsupportedExtensionError",
     "WorkflowConflict",
+    "WorkflowTooDeep",
 ]

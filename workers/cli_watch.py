@@ -58,6 +58,7 @@ class View:
     workflow: WorkflowRecord | None
     delegations: Sequence[Delegation]
     now: float
+    nested: Sequence[WorkflowRecord] = ()
 
     @property
     def id(self) -> str:
@@ -77,7 +78,7 @@ class View:
     def table(self) -> Table:
         if self.workflow is None:
             return delegations_table(self.delegations, self.now)
-        return workflow_table(self.workflow, self.delegations, self.now)
+        return workflow_table(self.workflow, self.delegations, self.now, self.nested)
 
 
 @click.command()
@@ -232,7 +233,10 @@ def _print_json(views: Iterator[View]) -> View:
     last: View | None = None
     for last in views:
         workflow = last.workflow
-        seen = describe(last.delegations[0]) if workflow is None else describe_workflow(workflow, last.delegations)
+        if workflow is None:
+            seen = describe(last.delegations[0])
+        else:
+            seen = describe_workflow(workflow, last.delegations, last.nested)
         if seen != told:
             click.echo(json_text(seen))
             told = seen
@@ -243,4 +247,4 @@ def _print_json(views: Iterator[View]) -> View:
 def _look_at_workflow(store: Store, workflow_id: str) -> View:
     record = store.load_workflow(workflow_id)
     children = store.load_many([f"{workflow_id}.{number}" for number in range(1, record.children + 1)])
-    return View(workflow=record, delegations=children, now=store.now())
+    return View(workflow=record, delegations=children, now=store.now(), nested=store.child_workflows(workflow_id))

@@ -12,6 +12,7 @@ import click
 from celery.canvas import Signature
 
 from delegation.errors import InvalidArguments, UnknownDelegation, UnknownWorkflow, WorkflowConflict
+from delegation.join_policy import NAMES, JoinPolicy
 from delegation.store import Store
 from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
@@ -81,18 +82,22 @@ def show_workflow(workflow_id: str, as_json: bool) -> None:
 @click.argument("workflow_id", metavar="ID")
 @click.option("--then", "task_name", default=None, metavar="TASK", help="Name of the Celery task to run then.")
 @click.option("--queue", default=None, help="The queue to send it to.")
-def join_workflow(workflow_id: str, task_name: str | None, queue: str | None) -> int:
-    """Resume when every child is resolved: run TASK then, or wait for it here when none is named.
+@click.option("--policy", default="all", show_default=True, help="all, any, first_success, fail_fast or quorum=N.")
+def join_workflow(workflow_id: str, task_name: str | None, queue: str | None, policy: str) -> int:
+    """Resume when the policy says so: run TASK then, or wait for it here when none is named.
+
+    all: every child of this round has ended. any: one has. first_success: one is COMPLETED. fail_fast: one ended
+    otherwise. quorum=N: N are COMPLETED, or cannot be any more. The children that have not ended then are cancelled.
 
     TASK is called with workflow_id, release_id and round. Where a join that names no task waits already, this one waits
     with it. Ctrl-C ends the waiting, not the join.
     """
-    then = _signature(task_name, queue, "--then")
+    then, wanted = _signature(task_name, queue, "--then"), read_policy(policy)
     handle = _find(workflow_id, "watch ID")
     try:
-        handle.join(then=then)
+        handle.join(then=then, policy=wanted.as_json)
     except WorkflowConflict as error:
-        _go_along(handle.id, then, error)
+        _go_along(handle.id, then, wanted, error)
     if then is not None:
         _warn_of_unknown(then, "--then")
         return 0
@@ -205,11 +210,23 @@ def _find(workflow_id: str, instead: str) -> Workflow:
         raise InvalidArguments(f"{workflow_id} is a delegation, not a workflow; use `{command}`") from None
 
 
-def _go_along(workflow_id: str, then: Signature | None, conflict: WorkflowConflict) -> None:
+def read_policy(text: str) -> JoinPolicy:
+    """Raises InvalidArguments."""
+    name, _, count = text.partition("=")
+    if name == "quorum" and count.isascii() and count.isdigit():
+        return JoinPolicy.read({"quorum": int(count)})
+    if text in NAMES:
+        return JoinPolicy.read(text)
+    raise InvalidArguments(f"--policy: one of {', '.join(NAMES)}, quorum=N; not {text[:40]!r}")
+
+
+def _go_along(workflow_id: str, then: Signature | None, wanted: JoinPolicy, conflict: WorkflowConflict) -> None:
     """A join that waits is no obstacle for one who only waits as well. Raises the conflict where it is one."""
     record = runtime().store.load_workflow(workflow_id)
     if record.state is not WorkflowState.JOINING:
         raise conflict
+    if wanted != record.policy:
+        raise WorkflowConflict(f"{conflict}, with the policy {record.policy.kept}") from None
     if then is None and record.continuation is None:
         return
     waiting = f", to run {record.continuation.get('task')} then" if record.continuation else ""

@@ -20,6 +20,7 @@ from tests.support.store_machine import StoreMachine
 #: A machine that gets nowhere would prove nothing.
 VERDICTS = (Begun.BEGUN, Begun.HELD, Begun.BUSY, Begun.STALE)
 REACHED = (*VERDICTS, "ended", "finished", "releases", "replies", "cancels", "notes")
+POLICIES = ("all", "any", "first_success", "fail_fast", "quorum 2")
 WITHDRAWN = (WorkflowState.CANCELING, WorkflowState.CANCELED, WorkflowState.FAILED)
 
 
@@ -51,4 +52,5 @@ def test_what_must_hold_does_after_every_step(client: Any) -> None:
         ),
     )
     assert all(Machine.reached[what] >= 5 for what in REACHED), Machine.reached
+    assert all(Machine.reached[policy] >= 1 for policy in POLICIES), Machine.reached
     assert sum(Machine.reached[state] for state in WITHDRAWN) >= 1, Machine.reached

@@ -21,6 +21,7 @@ from delegation.errors import (
     UnresolvedChildren,
     WorkflowConflict,
 )
+from delegation.join_policy import JoinPolicy
 from delegation.state import Cause, Change, Delegation, Moment, Phase
 from delegation.store import Begun, PushAnswer
 from delegation.store_talk import CancelVerdict
@@ -30,6 +31,8 @@ from tests.support.store_model import AGENTS, SLOTS, Known, StoreModel
 
 ALIVE = (TaskState.WORKING, TaskState.INPUT_REQUIRED, TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED)
 ASKING = (TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED)
+#: Twice as often, the policy that needs no cancels.
+POLICIES = ("all", "all", "any", "first_success", "fail_fast", "quorum 2")
 Fate = Callable[[Delegation, Any, Moment], Change]
 FATES: tuple[Fate, ...] = (turns.reply_not_sent, turns.reply_refused, turns.reply_unclear)
 
@@ -255,16 +258,16 @@ class StoreMachine(StoreModel):
         taken = self.store.sweep(calls, ends=ends, leisure=leisure)
         assert len({due.id for due in taken}) == len(taken) <= calls + ends
 
-    @rule(continuation=st.sampled_from([None, {"task": "next"}]))
-    def join(self, continuation: dict[str, Any] | None) -> None:
+    @rule(continuation=st.sampled_from([None, {"task": "next"}]), policy=st.sampled_from(POLICIES))
+    def join(self, continuation: dict[str, Any] | None, policy: str) -> None:
         joinable = self.state in (WorkflowState.OPEN, WorkflowState.RELEASED) and not self.publishing
         if not joinable:
             with pytest.raises(WorkflowConflict):
                 self.store.join_workflow(self.workflow, continuation)
             return
-        release = self.store.join_workflow(self.workflow, continuation)
-        self.state, self.then = WorkflowState.JOINING, continuation is not None
-        self.releases(release, expected=not self.unresolved())
+        release = self.store.join_workflow(self.workflow, continuation, JoinPolicy.of(policy))
+        self.state, self.then, self.policy = WorkflowState.JOINING, continuation is not None, policy
+        self.releases(release, expected=self.join_is_over())
 
     @rule(seen=st.booleans())
     def continuation(self, seen: bool) -> None:
@@ -314,8 +317,12 @@ class StoreMachine(StoreModel):
     @rule()
     def cancel_the_children(self) -> None:
         """As the step does."""
+        workflow = self.store.load_workflow(self.workflow)
         for child in self.store.unresolved_children(self.workflow):
-            self.store.want_cancel(self.records.load(child), "enough")
+            record = self.records.load(child)
+            assert record.round == self.known[child].round
+            if workflow.cancel_round is None or record.round <= workflow.cancel_round:
+                self.store.want_cancel(record, "enough")
         self.store.drop_timer(self.workflow, "cancel_at")
         self.canceling_children = False
 

@@ -60,6 +60,7 @@ class Known:
     holder: Delegation | None = None  #: who has the lease and a call slot
     is_outlived: bool = False  #: it expired while a call was under way, which kept both
     replies: dict[str, int] = field(default_factory=dict)  #: key of each reply -> its number
+    round: int = 0  #: of its workflow
 
 
 class StoreModel(RuleBasedStateMachine):
@@ -79,6 +80,7 @@ class StoreModel(RuleBasedStateMachine):
         self.state, self.round, self.publishing = WorkflowState.OPEN, 0, False
         self.then, self.retired, self.past_deadline, self.canceling_children = False, False, False, False
         self.told, self.dropped, self.unread = 0, 0, list[int]()
+        self.policy, self.satisfied = "all", False
         for workflow in (self.workflow, None):
             self.know(self.records.start(workflow=workflow))
 
@@ -98,7 +100,7 @@ class StoreModel(RuleBasedStateMachine):
         return set(self.client.zrangebyscore(self.records.key("calls", agent), self.store.now(), "+inf"))
 
     def know(self, opened: Delegation) -> None:
-        self.known[opened.id] = Known(opened.agent, opened.workflow_id, [opened])
+        self.known[opened.id] = Known(opened.agent, opened.workflow_id, [opened], round=self.round + 1)
 
     def pick(self, data: st.DataObject) -> Known:
         return data.draw(st.sampled_from(list(self.known.values())))
@@ -115,6 +117,27 @@ class StoreModel(RuleBasedStateMachine):
 
     def unresolved(self) -> set[str]:
         return {one for one, known in self.known.items() if known.workflow and not known.ended}
+
+    def this_round(self) -> list[Known]:
+        return [known for known in self.known.values() if known.workflow and known.round == self.round + 1]
+
+    def join_is_over(self) -> bool:
+        """What was joined for has come, or cannot; by the ends of this round's children alone."""
+        children = self.this_round()
+        ended = [known.ended for known in children if known.ended]
+        completed = ended.count(TaskState.COMPLETED)
+        is_possible, is_there = {
+            "all": (True, False),
+            "any": (True, bool(ended)),
+            "first_success": (True, completed > 0),
+            "fail_fast": (completed == len(ended), False),
+            "quorum 2": (len(children) - (len(ended) - completed) >= 2, completed >= 2),
+        }[self.policy]
+        self.satisfied = {
+            "all": len(ended) == len(children),
+            "fail_fast": completed == len(children),
+        }.get(self.policy, is_there)
+        return is_there or not is_possible or len(ended) == len(children)
 
     def expires(self) -> bool:
         """Its deadline is still to be acted on."""
@@ -167,21 +190,31 @@ class StoreModel(RuleBasedStateMachine):
         known.ended, known.holder = state, None
         self.tells(known)
         is_last = bool(known.workflow) and not self.unresolved()
-        self.releases(settlement.release_id, expected=is_last and self.state is WorkflowState.JOINING)
+        self.releases(settlement.release_id, expected=self.is_joined(known) and self.join_is_over())
         if is_last and self.state is WorkflowState.CANCELING:
             self.state, self.canceling_children = WorkflowState.CANCELED, False
+
+    def is_joined(self, known: Known) -> bool:
+        """Its end may release its parent."""
+        return self.state is WorkflowState.JOINING and bool(known.workflow)
 
     @staticmethod
     def is_stale(before: Delegation, current: Delegation, fenced: bool) -> bool:
         return before.version != current.version or (fenced and before.fence != current.fence)
 
     def releases(self, release_id: str | None, *, expected: bool) -> None:
-        """Once a round, and never before the last child."""
+        """Once a round, and never before its policy says so; the rest of the round is to be cancelled."""
         assert (release_id is not None) == expected
         if expected:
+            left = [known for known in self.this_round() if not known.ended]
             self.round += 1
+            self.canceling_children |= bool(left)
+            self.reached[self.policy] += 1
             self.state, self.publishing = WorkflowState.RELEASED, self.then
             assert release_id == f"{self.workflow}.release.{self.round}"
+            record = self.store.load_workflow(self.workflow)
+            assert (record.policy.kept, record.is_satisfied) == (self.policy, self.satisfied)
+            assert not left or record.cancel_round == self.round
 
     # ------------------------------------------------------------ what always holds
 

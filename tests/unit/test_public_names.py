@@ -42,6 +42,7 @@ CODES = {
     "InvalidArguments": "arguments.invalid",
     "IdempotencyConflict": "idempotency.conflict",
     "WorkflowConflict": "workflow.conflict",
+    "WorkflowTooDeep": "workflow.too_deep",
     "DelegationEnded": "delegation.ended",
     "UnresolvedChildren": "workflow.unresolved_children",
     "AgentError": "agent.protocol",
@@ -80,13 +81,13 @@ def tree(root: type[DelegationError] = DelegationError) -> Iterator[type[Delegat
 LIBRARY = """
     AgentError AgentTaskFailed CallerError ConfigurationError DelegationEnded DelegationError IdempotencyConflict
     InvalidArguments OperatorError StateLost StoreUnavailable UnknownAgent UnknownDelegation UnknownWorkflow
-    UnresolvedChildren UnsupportedExtensionError WorkflowConflict
+    UnresolvedChildren UnsupportedExtensionError WorkflowConflict WorkflowTooDeep
 """
 
 
 @pytest.mark.parametrize(
     ("package", "names"),
-    [(delegation, LIBRARY), (workers, "DelegationHandle Workflow delegate install reply"), (web, "create_app")],
+    [(delegation, LIBRARY), (workers, "DelegationHandle Workflow delegate install quorum reply"), (web, "create_app")],
     ids=["delegation", "workers", "web"],
 )
 def test_the_public_names_are_these(package: Any, names: str) -> None:

@@ -195,3 +195,56 @@ def test_outcomes_outlast_celerys_results(app: Celery, deployment: Deployment) -
     outcomes = Workflow.get(workflow.id).outcomes()
     assert [outcome and outcome["text"] for outcome in outcomes.values()] == ["one", "two"]
     workflow.complete()
+
+
+# ---------------------------------------------------------------- command line
+
+
+def test_the_command_line_joins_with_a_policy_and_shows_it(deployment: Deployment) -> None:
+    """Each spelling; what is none is refused with the list, and no join with another policy is taken for this one."""
+    workflow = Workflow.open("race")
+    workflow.delegate("a", goal())
+    workflow.delegate("a", goal(after=60))
+    refused = deployment.command("workflow", "join", workflow.id, "--policy", "most")
+    assert refused.returncode == 2
+    assert "quorum=N" in refused.stderr
+    joined = deployment.command("workflow", "join", workflow.id, "--policy", "first_success")
+    assert joined.returncode == 0, joined.stderr
+    shown = deployment.command("workflow", "show", workflow.id)
+    assert "join first_success: satisfied" in shown.stdout
+    described = json.loads(deployment.command("workflow", "show", workflow.id, "--json").stdout)
+    assert (described["policy"], described["satisfied"]) == ("first_success", True)
+
+    other = Workflow.open()
+    other.delegate("a", goal(after=60))
+    other.join(policy={"quorum": 1})
+    conflict = deployment.command("workflow", "join", other.id, "--policy", "quorum=2")
+    assert conflict.returncode == 2
+    assert "quorum 1" in conflict.stderr
+    other.cancel()
+
+
+def test_the_command_line_shows_child_workflows(deployment: Deployment) -> None:
+    """As a row of the tree, and in its JSON."""
+    parent = Workflow.open("tour")
+    leg = parent.open_child("the hotel")
+    shown = deployment.command("workflow", "show", parent.id)
+    assert "the hotel" in shown.stdout
+    assert leg.id in shown.stdout
+    (nested,) = json.loads(deployment.command("workflow", "show", parent.id, "--json").stdout)["workflows"]
+    assert (nested["workflow_id"], nested["state"], nested["unresolved"]) == (leg.id, "OPEN", 0)
+    parent.cancel()
+
+
+def test_the_command_line_redrives(deployment: Deployment) -> None:
+    """It prints the new id alone, the same again for a second try, another with --force."""
+    old = failed()
+    first, second = (deployment.command("redrive", old.id) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    assert DelegationHandle.get(first.stdout.strip()).describe()["ancestor"] == old.id
+    forced = json.loads(deployment.command("redrive", old.id, "--force", "--json").stdout)
+    assert forced["id"] not in (old.id, first.stdout.strip())
+    assert old.id in deployment.command("show", forced["id"]).stdout
+    refused = deployment.command("redrive", Workflow.open().id)
+    assert refused.returncode == 2

@@ -126,10 +126,11 @@ class WorkflowFacts(RedisAccess):
         return [workflow_id, *(line or "").split()]
 
     def count_children(self, workflow: Workflow) -> int:
-        """Those that exist: a number that was given out may never have been used."""
+        """Those that exist: a number that was given out may never have been used. Workflows are children too."""
         with self.seam():
+            nested: Any = self.client.llen(self.key("k", workflow.id))
             counts = [self.client.exists(*(self.key("d", child) for child in page)) for page in _pages(workflow)]
-        return sum(int(count) for count in counts)
+        return int(nested) + sum(int(count) for count in counts)
 
     def next_child_number(self, workflow_id: WorkflowId) -> int:
         """Reserve a child's number; one that is never used leaves a gap and nothing else. Raises UnknownWorkflow."""

@@ -113,7 +113,7 @@ def receipts_table(children: Sequence[Mapping[str, Any]]) -> Table:
     """``id agent state cancel`` of each child of a workflow that was cancelled."""
     table = plain_table("ID", "AGENT", "STATE", "CANCEL")
     for each in children:
-        table.add_row(each["id"], each["agent"], _coloured(each["state"]), each["cancel"] or "-")
+        table.add_row(each["id"], each["agent"] or "-", _coloured(each["state"]), each["cancel"] or "-")
     return table
 
 

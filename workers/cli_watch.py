@@ -72,7 +72,8 @@ class View:
 
     @property
     def waits_for_a_join(self) -> bool:
-        is_open = self.workflow is not None and self.workflow.state is WorkflowState.OPEN
+        workflow = self.workflow
+        is_open = workflow is not None and workflow.state is WorkflowState.OPEN and workflow.unresolved == 0
         return is_open and bool(self.delegations) and all(each.outcome for each in self.delegations)
 
     def table(self) -> Table:

@@ -135,8 +135,7 @@ def cancel_workflow(workflow_id: str, reason: str, wait: bool, as_json: bool) ->
             handle.wait()
         except KeyboardInterrupt:
             return leave_it_running(handle.id)
-    names = ("id", "agent", "state", "cancel")
-    children = [{name: each[name] for name in names} for each in handle.describe()["children"]]
+    children = _receipts(handle.describe())
     if as_json:
         print_json(children)
     elif children:
@@ -241,6 +240,14 @@ def _all(store: Store) -> Iterator[WorkflowRecord]:
             seen.add(root)
             with contextlib.suppress(UnknownWorkflow):  # it has expired meanwhile
                 yield store.load_workflow(root)
+
+
+def _receipts(described: dict[str, Any]) -> list[dict[str, Any]]:
+    """``id agent state cancel`` of each child; a child workflow has no agent."""
+    names = ("id", "agent", "state", "cancel")
+    children = [{name: each[name] for name in names} for each in described["children"]]
+    nested = described["workflows"]
+    return [*children, *({**{n: each.get(n) for n in names}, "id": each["workflow_id"]} for each in nested)]
 
 
 def _print_tree(workflow_id: str) -> None:

@@ -27,7 +27,7 @@ from delegation.errors import (
 from delegation.failpoints import failpoint
 from delegation.state import Delegation
 from delegation.steps import Aftermath
-from workers.cancel_child import cancel_child
+from workers.cancel_children import cancels_of
 from workers.canvas import (
     QUIET_STEP,
     STEP,
@@ -204,8 +204,8 @@ def cancel_children(self: Task[Any, Any], workflow_id: str) -> None:
     """A workflow failed or is cancelled, or its join is over: so are its children, those that have not ended."""
     store = runtime().store
     workflow = store.load_workflow(workflow_id)
-    for child in store.unresolved_children(workflow_id):
-        cancel_child(self.app, workflow, child)
+    for cancel_one in cancels_of(self.app, workflow):
+        cancel_one()
         failpoint("cancel_children.middle")
     store.drop_timer(workflow_id, "cancel_at", cancels=workflow.cancels)
 

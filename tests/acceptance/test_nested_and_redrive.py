@@ -19,12 +19,14 @@ from workers import DelegationHandle, Workflow, delegate
 from workers.celery_settings import celery_prefix
 
 WAIT_S = 30
+DEPTH = 5
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     directory = tmp_path_factory.mktemp("nested")
-    deployment = Deployment(directory, agents={"a": ScriptedAgent(directory, name="a")}, workers=0)
+    agents = {name: ScriptedAgent(directory, name=name) for name in ("a", "b")}
+    deployment = Deployment(directory, agents=agents, config={"limits": {"depth": DEPTH}}, workers=0)
     deployment.env |= Witness(deployment.valkey).environment
     with deployment:
         deployment.start_worker(options=("-I", "tests.support.foreign_tasks"))
@@ -97,6 +99,27 @@ def test_a_parent_hears_of_its_child_workflows_end_by_on_note(witness: Witness) 
         "result": None,
         "reason": "no rooms",
     }
+
+
+def test_c073_agents_that_delegate_in_a_circle_come_to_an_end(deployment: Deployment, witness: Witness) -> None:
+    """Each gives its work to the other, in a workflow inside its own: the sixth is refused before anything is sent, every
+    parent hears of it, and every workflow ends."""
+    agents = [deployment.agents[name] for name in ("a", "b")]
+    sent = sum(len(agent.calls("SendMessage")) for agent in agents)
+    top = Workflow.open("circle")
+    top.delegate("a", goal())
+    top.join(then=shop.pass_on.s(["b", "a"], goal(), "circle"))
+    [refused] = witness.wait_for("circle", timeout_s=WAIT_S)
+    assert refused["code"] == "workflow.too_deep"
+    wait_until(lambda: top.describe()["state"] == "COMPLETED", WAIT_S, what="end of the circle")
+    assert sum(len(agent.calls("SendMessage")) for agent in agents) - sent == DEPTH
+    states, workflow = list[str](), top
+    while nested := workflow.child_workflows():
+        (workflow,) = nested
+        states.append(workflow.describe()["state"])
+    assert states == ["COMPLETED"] * (DEPTH - 2) + ["FAILED"]
+    assert [note["state"] for note in top.notes()] == ["COMPLETED", "COMPLETED"]
+    assert len(witness.saw("circle")) == 1
 
 
 # ---------------------------------------------------------------- redrive

@@ -102,8 +102,8 @@ def test_a_parent_hears_of_its_child_workflows_end_by_on_note(witness: Witness) 
 
 
 def test_c073_agents_that_delegate_in_a_circle_come_to_an_end(deployment: Deployment, witness: Witness) -> None:
-    """Each gives its work to the other, in a workflow inside its own: the sixth is refused before anything is sent, every
-    parent hears of it, and every workflow ends."""
+    """Each gives its work to the other, in a workflow inside its own: the sixth is refused before anything is sent,
+    every parent hears of it, and every workflow ends."""
     agents = [deployment.agents[name] for name in ("a", "b")]
     sent = sum(len(agent.calls("SendMessage")) for agent in agents)
     top = Workflow.open("circle")

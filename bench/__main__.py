@@ -10,7 +10,7 @@ from pathlib import Path
 
 from redis import RedisError
 
-from bench import client, door, follower, latency, parked, throughput
+from bench import client, door, fan_out, follower, latency, parked, throughput
 from bench.document import write
 from bench.machine import facts
 from bench.progress import say
@@ -26,6 +26,7 @@ SUBJECTS: dict[str, Callable[[Scale], list[Row]]] = {
     "door": door.measure,
     "client": client.measure,
     "follower": follower.measure,
+    "fan_out": fan_out.measure,
 }
 
 #: Figures from fewer rounds are not worth keeping.

@@ -27,6 +27,7 @@ from delegation.errors import (
     UnresolvedChildren,
     UnsupportedExtensionError,
     WorkflowConflict,
+    WorkflowTooDeep,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ __all__ = [
     "UnresolvedChildren",
     "UnsupportedExtensionError",
     "WorkflowConflict",
+    "WorkflowTooDeep",
     "agent_tools",
     "parse_agents_config",
     "remote_agent",

@@ -12,6 +12,7 @@
     │   ├── InvalidArguments          a brief, deadline or option that cannot be used
     │   ├── IdempotencyConflict       same key, different arguments
     │   ├── WorkflowConflict          not possible in the workflow's present state
+    │   │   └── WorkflowTooDeep       workflows inside workflows, deeper than limits.depth
     │   ├── DelegationEnded           a reply or a cancel for one that is over
     │   └── UnresolvedChildren        complete() while children are unresolved               (exit 1)
     ├── AgentError                    the agent at the other end
@@ -133,6 +134,12 @@ class WorkflowConflict(CallerError):
     """The workflow's present state does not allow this (a second join, a delegation while joining, an ended one)."""
 
     code = "workflow.conflict"
+
+
+class WorkflowTooDeep(WorkflowConflict):
+    """A workflow inside so many others that it looks like a circle (``limits.depth``)."""
+
+    code = "workflow.too_deep"
 
 
 class DelegationEnded(CallerError):

@@ -50,6 +50,14 @@ def new_workflow_id() -> WorkflowId:
     return WorkflowId(secrets.token_hex(16))
 
 
+def child_workflow_id(parent: WorkflowId, idempotency_key: str | None) -> WorkflowId:
+    """A new id, or the one that always goes with this key. Raises InvalidArguments."""
+    if idempotency_key is None:
+        return new_workflow_id()
+    _check_string("idempotency_key", idempotency_key, least=1, most=256)
+    return WorkflowId(hashlib.sha256(json.dumps([parent, idempotency_key]).encode()).hexdigest()[:32])
+
+
 def read_deadline(value: timedelta | datetime | str | float | None) -> Deadline:
     """A timedelta, an aware datetime, or an ISO 8601 duration or date. Raises InvalidArguments."""
     if value is None:
@@ -84,6 +92,7 @@ def make_delegation(
     participant_id: str,
     canvas: Mapping[str, Any],
     number: int | None = None,
+    ancestor: DelegationId | None = None,
 ) -> Delegation:
     """The record of a new delegation, not yet stored. ``number`` is its number under ``arguments["workflow"]``.
 
@@ -112,6 +121,7 @@ def make_delegation(
         on_failure=arguments.get("on_failure") or "raise",
         step=arguments.get("step") or "",
         idempotency=_scope_digest(arguments),
+        ancestor=ancestor,
         canvas=dict(canvas),
     )
 

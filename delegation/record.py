@@ -52,6 +52,7 @@ def encode_opened(delegation: Delegation) -> dict[str, str]:
         "on_failure": delegation.on_failure,
         "idempotency": delegation.idempotency,
         "step": delegation.step,
+        "ancestor": delegation.ancestor,
     }
     brief = {field.name: getattr(delegation.brief, field.name) for field in fields(Brief)}
     encoded = {"fixed": dump_json(_without_empty(fixed)), "brief": dump_json(_without_empty(brief))}
@@ -95,6 +96,10 @@ def decode(delegation_id: str, raw: Mapping[str, str]) -> Delegation:
         participant_id=fixed["participant_id"],
         created_at=float(raw["created_at"]),
         workflow_id=WorkflowId(workflow_id) if workflow_id else None,
+        round=int(raw.get("in_round", 0)),
+        line=tuple(WorkflowId(one) for one in raw.get("line", "").split()),
+        is_late=raw.get("late") == "1",
+        ancestor=DelegationId(fixed["ancestor"]) if "ancestor" in fixed else None,
         on_failure=fixed["on_failure"],
         idempotency=fixed.get("idempotency", ""),
         step=fixed.get("step", ""),

@@ -34,12 +34,13 @@ _SCRIPTS = {
     "cancel": ("due", "cancel"),
     "sweep": ("due", "sweep"),
     "open_workflow": ("due", "open_workflow"),
-    "join": ("due", "release", "join"),
-    "repair": ("due", "release", "repair"),
-    "end_workflow": ("due", "workflow_end", "end_workflow"),
-    "expire_workflow": ("due", "workflow_end", "expire_workflow"),
+    "join": ("due", "marks", "release", "join"),
+    "repair": ("due", "marks", "release", "repair"),
+    "end_workflow": ("due", "marks", "release", "end_workflow"),
+    "expire_workflow": ("due", "marks", "release", "expire_workflow"),
     "continuation": ("due", "continuation"),
     "drop_timer": ("due", "drop_timer"),
+    "retire_child": ("due", "retire_child"),
     "drain_notes": ("drain_notes",),
     "untold": ("due", "untold"),
     "told": ("due", "told"),
@@ -59,6 +60,7 @@ class Limits:
     breaker_failures: int = 10
     history: int = 200
     notes: int = 1000
+    depth: int = 8  #: of workflows inside workflows
     retention_s: int = 7 * 86400
     max_deadline_s: float = 7 * 86400.0
 

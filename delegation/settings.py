@@ -182,6 +182,7 @@ class LimitSettings(_Section):
     rounds: Count = 20
     same_turns: Count = 3
     notes: Count = 1000
+    depth: Count = 8
     streams: Count = 2000
     calls_per_second: Count = 200
     breaker_failures: Count = 10

@@ -207,6 +207,10 @@ class Delegation:
     participant_id: str
     created_at: float
     workflow_id: WorkflowId | None = None
+    round: int = 0  #: the round of its workflow that it was opened in, counted from 1; 0 without a workflow
+    line: tuple[WorkflowId, ...] = ()  #: the ancestors of its workflow, the nearest first
+    is_late: bool = False  #: it ended when that round was over
+    ancestor: DelegationId | None = None  #: the delegation that this one does again
     on_failure: str = "raise"
     step: str = ""  #: the caller's label, such as a step of a plan; the agent is not told
     idempotency: str = ""  #: digest of the idempotency key in its scope; empty without one

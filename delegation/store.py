@@ -8,6 +8,7 @@ Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
     c:<delegation id>        string  artifacts as sent, JSON                 with the record
     w:<workflow id>          hash    the workflow                            retention after it ended
     u:<workflow id>          set     ids of its unresolved children          empties itself
+    k:<workflow id>          list    ids of its child workflows, in order     with the workflow
     n:<workflow id>          list    notes for it that nobody read, bounded  with the workflow
     t:<workflow id>          list    notes nobody was seen to be told of yet empties itself
     call:<celery id>         string  delegation id of a `delegate` call      with the record
@@ -64,7 +65,7 @@ from delegation.store_due import DueFacts
 from delegation.store_follows import FollowFacts
 from delegation.store_shares import ShareFacts
 from delegation.store_talk import TalkFacts
-from delegation.store_workflows import WorkflowFacts
+from delegation.store_workflows import PAGE, WorkflowFacts
 from delegation.watch import wants_follow
 
 
@@ -173,7 +174,7 @@ class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, DueFacts, CensusF
                 self.rules.hint_patience_s,
                 start_after_s,
                 self.limits.history,
-                _entry(HistoryEntry(cause=Cause.OPENED, state=delegation.state), Phase.OPENED),
+                _entry(_opened(delegation), Phase.OPENED),
                 int(self.limits.max_deadline_s) + self.limits.retention_s,
                 len(fields),
                 *flatten(fields),
@@ -196,13 +197,16 @@ class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, DueFacts, CensusF
         return Loaded(delegation=decode(delegation_id, raw), read_at=float(now), anchor=time.monotonic())
 
     def load_many(self, delegation_ids: list[str]) -> list[Delegation]:
-        """The records that exist, in the order asked for."""
-        with self.seam():
-            pipe = self.client.pipeline(transaction=False)
-            for delegation_id in delegation_ids:
-                pipe.hgetall(self.key("d", delegation_id))
-            found = pipe.execute()
-        return [decode(i, raw) for i, raw in zip(delegation_ids, found, strict=True) if raw]
+        """The records that exist, in the order asked for; read page by page, however many."""
+        found: list[Delegation] = []
+        for page in (delegation_ids[start : start + PAGE] for start in range(0, len(delegation_ids), PAGE)):
+            with self.seam():
+                pipe = self.client.pipeline(transaction=False)
+                for delegation_id in page:
+                    pipe.hgetall(self.key("d", delegation_id))
+                rows = pipe.execute()
+            found += [decode(i, raw) for i, raw in zip(page, rows, strict=True) if raw]
+        return found
 
     def id_of_call(self, call_id: str) -> DelegationId | None:
         """The delegation that a `delegate` call opened, by the call's Celery id."""
@@ -286,10 +290,16 @@ class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, DueFacts, CensusF
             fields.pop(name, None)
         verdict, parked, release, has_note = self.run(
             "settle",
-            [*self._keys_of_change(before), self.key("c", before.id), self.key("u", root_of(before))],
+            [
+                *self._keys_of_change(before),
+                self.key("c", before.id),
+                self.key("u", root_of(before)),
+                *self.keys_of_line(before.line),
+            ],
             [
                 *self._arguments_of_change(before, change, fenced=not overriding),
-                flag(before.workflow_id is not None),
+                change.after.state.value if before.workflow_id else "",
+                " ".join(before.line),
                 dump_json(change.content) if change.content else "",
                 len(fields),
                 *flatten(fields),
@@ -384,6 +394,11 @@ class Store(WorkflowFacts, TalkFacts, FollowFacts, ShareFacts, DueFacts, CensusF
 def root_of(delegation: Delegation) -> str:
     """The id under which a delegation is listed: its workflow's, or its own."""
     return delegation.workflow_id or delegation.id
+
+
+def _opened(delegation: Delegation) -> HistoryEntry:
+    text = f"does {delegation.ancestor} again" if delegation.ancestor else ""
+    return HistoryEntry(cause=Cause.OPENED, state=delegation.state, text=text)
 
 
 def _entry(entry: HistoryEntry, phase: Phase) -> str:

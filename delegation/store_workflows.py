@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from delegation.errors import UnknownWorkflow, UnresolvedChildren, WorkflowConflict
+from delegation.errors import UnknownWorkflow, UnresolvedChildren, WorkflowConflict, WorkflowTooDeep
+from delegation.join_policy import ALL, JoinPolicy
 from delegation.record import dump_json
 from delegation.redis_access import RedisAccess, flag, flatten, new_operation_id
 from delegation.state import Phase, Reason, WorkflowId
+from delegation.texts import clean
 from delegation.workflow import Workflow, WorkflowState
 
 _WHY_NO_JOIN = {
@@ -19,6 +21,10 @@ _WHY_NO_JOIN = {
 }
 
 
+#: How much of a child workflow's name its parent is told.
+LABEL_CHARS = 80
+#: Records read at once, so that no call to Redis takes long.
+PAGE = 500
 #: A joining workflow outlives its deadline until its children have expired.
 EXPIRE_AGAIN_S = 60
 
@@ -51,19 +57,36 @@ class WorkflowFacts(RedisAccess):
         name: str,
         deadline_s: float | None,
         on_note: Mapping[str, Any] | None = None,
+        parent: str | None = None,
     ) -> None:
-        """A new workflow without children."""
-        fields = {"name": name, "on_note": dump_json(dict(on_note)) if on_note else ""}
-        self.run(
+        """A new workflow without children, or the same again; with a ``parent`` it blocks that one until it ends.
+
+        Raises UnknownWorkflow, WorkflowConflict, WorkflowTooDeep.
+        """
+        fields = {
+            "name": name,
+            "label": clean(name, LABEL_CHARS) if parent else "",
+            "on_note": dump_json(dict(on_note)) if on_note else "",
+        }
+        keys = [self.key("w", workflow_id), self.key("due"), self.key("roots")]
+        verdict, *detail = self.run(
             "open_workflow",
-            [self.key("w", workflow_id), self.key("due"), self.key("roots")],
+            [*keys, *(self.key(kind, parent or "-") for kind in ("w", "u", "k"))],
             [
                 workflow_id,
                 min(deadline_s or self.limits.max_deadline_s, self.limits.max_deadline_s),
+                parent or "",
+                self.limits.depth,
                 len(fields),
                 *flatten(fields),
             ],
         )
+        if verdict == "unknown":
+            raise UnknownWorkflow(f"unknown workflow {(parent or '')[:128]}")
+        if verdict == "refused":
+            raise WorkflowConflict(f"workflow {parent} is {detail[0]}: it takes no further children now")
+        if verdict == "too deep":
+            raise WorkflowTooDeep(f"workflow {parent} has {self.limits.depth - 1} ancestors: limits.depth is reached")
 
     def load_workflow(self, workflow_id: str) -> Workflow:
         """Raises UnknownWorkflow."""
@@ -76,11 +99,38 @@ class WorkflowFacts(RedisAccess):
             raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
         return _decode(workflow_id, raw, unresolved)
 
-    def count_children(self, workflow: Workflow) -> int:
-        """Those that exist: a number that was given out may never have been used."""
+    def child_workflows(self, workflow_id: str) -> list[Workflow]:
+        """Those that exist, in the order they were opened."""
         with self.seam():
+            ids: Any = self.client.lrange(self.key("k", workflow_id), 0, -1)
+        found: list[Workflow] = []
+        for page in (ids[start : start + PAGE] for start in range(0, len(ids), PAGE)):
+            with self.seam():
+                pipe = self.client.pipeline(transaction=False)
+                for one in page:
+                    pipe.hgetall(self.key("w", one))
+                    pipe.scard(self.key("u", one))
+                rows = pipe.execute()
+            pairs = zip(page, rows[::2], rows[1::2], strict=True)
+            found += [_decode(one, raw, unresolved) for one, raw, unresolved in pairs if raw]
+        return found
+
+    def keys_of_line(self, ids: Iterable[str]) -> list[str]:
+        """Of each workflow: record, unresolved, notes, untold."""
+        return [self.key(kind, one) for one in ids for kind in ("w", "u", "n", "t")]
+
+    def _line_of(self, workflow_id: str) -> list[str]:
+        """Its own id and those of its ancestors, which never change."""
+        with self.seam():
+            line: Any = self.client.hget(self.key("w", workflow_id), "line")
+        return [workflow_id, *(line or "").split()]
+
+    def count_children(self, workflow: Workflow) -> int:
+        """Those that exist: a number that was given out may never have been used. Workflows are children too."""
+        with self.seam():
+            nested: Any = self.client.llen(self.key("k", workflow.id))
             counts = [self.client.exists(*(self.key("d", child) for child in page)) for page in _pages(workflow)]
-        return sum(int(count) for count in counts)
+        return int(nested) + sum(int(count) for count in counts)
 
     def next_child_number(self, workflow_id: WorkflowId) -> int:
         """Reserve a child's number; one that is never used leaves a gap and nothing else. Raises UnknownWorkflow."""
@@ -89,8 +139,10 @@ class WorkflowFacts(RedisAccess):
             raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
         return number
 
-    def join_workflow(self, workflow_id: WorkflowId, continuation: Mapping[str, Any] | None) -> str | None:
-        """Ask to be resumed when no child is unresolved; the release id if none is now. Raises WorkflowConflict."""
+    def join_workflow(
+        self, workflow_id: WorkflowId, continuation: Mapping[str, Any] | None, policy: JoinPolicy = ALL
+    ) -> str | None:
+        """Ask to be resumed when the policy says so; the release id if that is now. Raises WorkflowConflict."""
         verdict, detail = self.run(
             "join",
             [
@@ -105,6 +157,7 @@ class WorkflowFacts(RedisAccess):
                 workflow_id,
                 dump_json(continuation) if continuation else "",
                 self.rules.hint_patience_s,
+                policy.kept,
             ],
         )
         if verdict == "unknown":
@@ -136,10 +189,12 @@ class WorkflowFacts(RedisAccess):
 
         Raises UnresolvedChildren (for COMPLETED), WorkflowConflict.
         """
+        line = self._line_of(workflow_id)
+        kept = dump_json(result) if result is not None else ""
         verdict, *detail = self.run(
             "end_workflow",
-            [self.key("w", workflow_id), self.key("u", workflow_id), self.key("due"), self.key("roots")],
-            [new_operation_id(), workflow_id, state.value, dump_json(result) if result is not None else "", 20, reason],
+            self._keys_of_end(line),
+            [new_operation_id(), " ".join(line), state.value, kept, 20, reason, self.limits.notes],
         )
         if verdict == "unknown":
             raise UnknownWorkflow(f"unknown workflow {workflow_id[:128]}")
@@ -152,21 +207,23 @@ class WorkflowFacts(RedisAccess):
 
     def expire_workflow(self, workflow_id: str) -> bool:
         """The deadline has passed: an open workflow ends FAILED. True when it did now."""
-        keys = [self.key("w", workflow_id), self.key("u", workflow_id), self.key("due"), self.key("roots")]
+        line = self._line_of(workflow_id)
         reason = Reason.DEADLINE_EXCEEDED.value
-        verdict = self.run(
-            "expire_workflow", keys, [workflow_id, dump_json({"reason": reason}), reason, EXPIRE_AGAIN_S]
-        )
-        return bool(verdict == "ended")
+        args = [" ".join(line), dump_json({"reason": reason}), reason, EXPIRE_AGAIN_S, self.limits.notes]
+        return bool(self.run("expire_workflow", self._keys_of_end(line), args) == "ended")
+
+    def _keys_of_end(self, line: Sequence[str]) -> list[str]:
+        return [self.key("due"), self.key("counters"), self.key("roots"), *self.keys_of_line(line)]
 
     def unresolved_children(self, workflow_id: str) -> Iterator[str]:
         """Their ids, in no order; those that are resolved meanwhile may come or not."""
         with self.seam():
             yield from self.client.sscan_iter(self.key("u", workflow_id), count=500)
 
-    def drop_timer(self, workflow_id: str, timer: str) -> None:
-        """A step of the workflow is done."""
-        self.run("drop_timer", [self.key("w", workflow_id), self.key("due")], [workflow_id, timer])
+    def drop_timer(self, workflow_id: str, timer: str, *, cancels: int | None = None) -> None:
+        """A step of the workflow is done; with ``cancels``, unless it had children cancelled once more meanwhile."""
+        heard = "" if cancels is None else cancels
+        self.run("drop_timer", [self.key("w", workflow_id), self.key("due")], [workflow_id, timer, heard])
 
     def drain_notes(self, workflow_id: str) -> tuple[int, list[dict[str, Any]]]:
         """How many older ones were dropped, and the notes nobody read yet, oldest first: those of Note, ``at number``.
@@ -202,21 +259,18 @@ class WorkflowFacts(RedisAccess):
 
     def repair_workflow(self, workflow: Workflow) -> tuple[int, str | None]:
         """Recompute the unresolved set from the children: how many differed (none should), and a release it led to."""
+        line = [workflow.id, *workflow.line]
         with self.seam():
-            members: Any = self.client.smembers(self.key("u", workflow.id))
-        pages = _pages(workflow, members)
+            nested: Any = self.client.lrange(self.key("k", workflow.id), 0, -1)
+        pages = _pages(workflow, {*nested, *self.unresolved_children(workflow.id)})
         repaired, release = 0, ""
         for number, page in enumerate(pages, start=1):
+            records = [self.key("d" if "." in child else "w", child) for child in page]
+            last = flag(number == len(pages))
             found, release = self.run(
                 "repair",
-                [
-                    self.key("w", workflow.id),
-                    self.key("u", workflow.id),
-                    self.key("due"),
-                    self.key("counters"),
-                    *(self.key("d", child) for child in page),
-                ],
-                [workflow.id, self.rules.hint_patience_s, flag(number == len(pages)), *page],
+                [*self._keys_of_end(line), *records],
+                [" ".join(line), self.rules.hint_patience_s, last, self.limits.notes, *page],
             )
             repaired += int(found)
         return repaired, release or None
@@ -234,9 +288,11 @@ class WorkflowFacts(RedisAccess):
         """
         for page in _pages(workflow):
             self._expire_ended(page)
+        for nested in self.child_workflows(workflow.id):
+            self.run("retire_child", [self.key("w", nested.id), self.key("due")], [nested.id])
         with self.seam():
             pipe = self.client.pipeline(transaction=False)
-            for kind in ("w", "u", "n", "t"):
+            for kind in ("w", "u", "k", "n", "t"):
                 pipe.expire(self.key(kind, workflow.id), self.limits.retention_s)
             pipe.execute()
         self.drop_timer(workflow.id, "cleanup_at")
@@ -263,10 +319,10 @@ class WorkflowFacts(RedisAccess):
 
 
 def _pages(workflow: Workflow, others: Iterable[str] = ()) -> list[list[str]]:
-    """Its children's ids and any ``others``, 500 at a time, so that no call to Redis takes long."""
+    """Its children's ids and any ``others``, a page at a time."""
     names = [f"{workflow.id}.{number}" for number in range(1, workflow.children + 1)]
     names += sorted(set(others) - set(names))
-    return [names[start : start + 500] for start in range(0, len(names), 500)]
+    return [names[start : start + PAGE] for start in range(0, len(names), PAGE)]
 
 
 def _decode(workflow_id: str, raw: Mapping[str, str], unresolved: int) -> Workflow:
@@ -288,6 +344,13 @@ def _decode(workflow_id: str, raw: Mapping[str, str], unresolved: int) -> Workfl
         on_note=json.loads(raw["on_note"]) if "on_note" in raw else None,
         cancel_reason=raw.get("cancel_reason", ""),
         notes=int(raw.get("notes", 0)),
+        policy=JoinPolicy.of(raw.get("policy", "all")),
+        is_satisfied=raw["satisfied"] == "1" if "satisfied" in raw else None,
+        cancel_round=int(raw["cancel_round"]) if "cancel_round" in raw else None,
+        cancels=int(raw.get("cancels", 0)),
+        line=tuple(WorkflowId(one) for one in raw.get("line", "").split()),
+        in_round=int(raw.get("in_round", 0)),
+        is_late=raw.get("late_child") == "1",
     )
 
 

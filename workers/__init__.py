@@ -6,6 +6,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from delegation.join_policy import quorum
 from workers.canvas import delegate
 from workers.handles import DelegationHandle, Workflow
 from workers.install import install
@@ -22,6 +23,7 @@ __all__ = [
     "delegate",
     "durable_agent",
     "install",
+    "quorum",
     "reply",
     "subtask_tools",
 ]

@@ -26,7 +26,7 @@ from kombu.utils.json import dumps, loads
 from delegation.errors import CallerError, InvalidArguments, StoreUnavailable, UnknownAgent
 from delegation.failpoints import failpoint
 from delegation.opening import Deadline, arguments_digest, check_arguments, make_delegation, read_deadline
-from delegation.state import Delegation, Phase
+from delegation.state import Delegation, DelegationId, Phase
 from delegation.store import Opened, Store
 from workers.carrier import carrying_app
 from workers.results import state_of
@@ -101,7 +101,12 @@ delegate: Any = Proxy(lambda: carrying_app().tasks["delegation.delegate"])
 
 
 def open_delegation(
-    arguments: Mapping[str, Any], *, inputs: Sequence[Any] = (), call_id: str | None = None, options: Mapping[str, Any]
+    arguments: Mapping[str, Any],
+    *,
+    inputs: Sequence[Any] = (),
+    call_id: str | None = None,
+    options: Mapping[str, Any],
+    ancestor: DelegationId | None = None,
 ) -> tuple[Delegation, Opened]:
     """Check the arguments and make the delegation durable; one that existed already is returned as it is."""
     context = runtime()
@@ -120,6 +125,7 @@ def open_delegation(
         participant_id=context.settings.server.participant_id,
         canvas=_tail(options),
         number=_patiently(lambda: context.store.next_child_number(workflow), in_canvas) if workflow else None,
+        ancestor=ancestor,
     )
     failpoint("accept.before_commit")
     opened = _patiently(

@@ -36,6 +36,7 @@ COMMANDS = {
     "inbox": ("workers.cli_talk:inbox", "Delegations that wait for somebody's reply, the oldest question first."),
     "reply": ("workers.cli_talk:reply", "Answer an agent's question."),
     "cancel": ("workers.cli_talk:cancel", "Have a delegation cancelled; prints the receipt."),
+    "redrive": ("workers.cli_redrive:redrive", "Do a delegation again that failed; prints the new one's id."),
     "workflow": (
         "workers.cli_workflows:workflow",
         "Open, list, show, join, cancel and complete workflows; read their notes.",

@@ -18,6 +18,7 @@ from delegation.errors import AgentPaused, AuthenticationRefused, CredentialUnav
 from delegation.state import Delegation, Phase
 from delegation.texts import NAME_CHARS, clean, printable
 from delegation.workflow import Workflow, WorkflowState
+from workers.cli_joins import join_news, nested_rows
 from workers.cli_question import how_to_answer, question_line, question_text, size_text
 from workers.descriptions import CANCELLED, away_since, describe_continuation, is_asking
 from workers.printable import json_text, one_line
@@ -76,16 +77,20 @@ def delegations_table(delegations: Sequence[Delegation], now: float) -> Table:
     return table
 
 
-def workflow_table(workflow: Workflow, children: Sequence[Delegation], now: float) -> Table:
+def workflow_table(
+    workflow: Workflow, children: Sequence[Delegation], now: float, nested: Sequence[Workflow] = ()
+) -> Table:
     """The workflow, and its children as branches, their columns aligned."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(4):
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis")
-    table.add_row(*_workflow_row(workflow, len(children), now))
-    for says in filter(None, (workflow_reason(workflow), continuation_news(workflow))):
+    table.add_row(*_workflow_row(workflow, len(children) + len(nested), now))
+    for says in filter(None, (workflow_reason(workflow), join_news(workflow), continuation_news(workflow))):
         table.add_row("", "", "", "", "", Text(says, style="yellow", no_wrap=False, overflow="fold"))
+    for name, state, news in nested_rows(nested):
+        table.add_row(name, "", "", state, "", Text(news, style="dim"))
     for each in children:
         branch = "└─ " if each is children[-1] else "├─ "
         step = f" [{one_line(each.step, 16)}]" if each.step else ""
@@ -109,7 +114,7 @@ def receipts_table(children: Sequence[Mapping[str, Any]]) -> Table:
     """``id agent state cancel`` of each child of a workflow that was cancelled."""
     table = plain_table("ID", "AGENT", "STATE", "CANCEL")
     for each in children:
-        table.add_row(each["id"], each["agent"], _coloured(each["state"]), each["cancel"] or "-")
+        table.add_row(each["id"], each["agent"] or "-", _coloured(each["state"]), each["cancel"] or "-")
     return table
 
 
@@ -188,6 +193,7 @@ def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
     facts = {
         "id": each.id,
         "workflow": each.workflow_id,
+        "ancestor": each.ancestor,
         "agent": each.agent,
         "name": each.brief.name,
         "goal": each.brief.goal,

@@ -58,6 +58,7 @@ class View:
     workflow: WorkflowRecord | None
     delegations: Sequence[Delegation]
     now: float
+    nested: Sequence[WorkflowRecord] = ()
 
     @property
     def id(self) -> str:
@@ -71,13 +72,14 @@ class View:
 
     @property
     def waits_for_a_join(self) -> bool:
-        is_open = self.workflow is not None and self.workflow.state is WorkflowState.OPEN
+        workflow = self.workflow
+        is_open = workflow is not None and workflow.state is WorkflowState.OPEN and workflow.unresolved == 0
         return is_open and bool(self.delegations) and all(each.outcome for each in self.delegations)
 
     def table(self) -> Table:
         if self.workflow is None:
             return delegations_table(self.delegations, self.now)
-        return workflow_table(self.workflow, self.delegations, self.now)
+        return workflow_table(self.workflow, self.delegations, self.now, self.nested)
 
 
 @click.command()
@@ -232,7 +234,10 @@ def _print_json(views: Iterator[View]) -> View:
     last: View | None = None
     for last in views:
         workflow = last.workflow
-        seen = describe(last.delegations[0]) if workflow is None else describe_workflow(workflow, last.delegations)
+        if workflow is None:
+            seen = describe(last.delegations[0])
+        else:
+            seen = describe_workflow(workflow, last.delegations, last.nested)
         if seen != told:
             click.echo(json_text(seen))
             told = seen
@@ -243,4 +248,4 @@ def _print_json(views: Iterator[View]) -> View:
 def _look_at_workflow(store: Store, workflow_id: str) -> View:
     record = store.load_workflow(workflow_id)
     children = store.load_many([f"{workflow_id}.{number}" for number in range(1, record.children + 1)])
-    return View(workflow=record, delegations=children, now=store.now())
+    return View(workflow=record, delegations=children, now=store.now(), nested=store.child_workflows(workflow_id))

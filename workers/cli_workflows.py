@@ -12,6 +12,7 @@ import click
 from celery.canvas import Signature
 
 from delegation.errors import InvalidArguments, UnknownDelegation, UnknownWorkflow, WorkflowConflict
+from delegation.join_policy import NAMES, JoinPolicy
 from delegation.store import Store
 from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
@@ -81,18 +82,22 @@ def show_workflow(workflow_id: str, as_json: bool) -> None:
 @click.argument("workflow_id", metavar="ID")
 @click.option("--then", "task_name", default=None, metavar="TASK", help="Name of the Celery task to run then.")
 @click.option("--queue", default=None, help="The queue to send it to.")
-def join_workflow(workflow_id: str, task_name: str | None, queue: str | None) -> int:
-    """Resume when every child is resolved: run TASK then, or wait for it here when none is named.
+@click.option("--policy", default="all", show_default=True, help="all, any, first_success, fail_fast or quorum=N.")
+def join_workflow(workflow_id: str, task_name: str | None, queue: str | None, policy: str) -> int:
+    """Resume when the policy says so: run TASK then, or wait for it here when none is named.
+
+    all: every child of this round has ended. any: one has. first_success: one is COMPLETED. fail_fast: one ended
+    otherwise. quorum=N: N are COMPLETED, or cannot be any more. The children that have not ended then are cancelled.
 
     TASK is called with workflow_id, release_id and round. Where a join that names no task waits already, this one waits
     with it. Ctrl-C ends the waiting, not the join.
     """
-    then = _signature(task_name, queue, "--then")
+    then, wanted = _signature(task_name, queue, "--then"), read_policy(policy)
     handle = _find(workflow_id, "watch ID")
     try:
-        handle.join(then=then)
+        handle.join(then=then, policy=wanted.as_json)
     except WorkflowConflict as error:
-        _go_along(handle.id, then, error)
+        _go_along(handle.id, then, wanted, error)
     if then is not None:
         _warn_of_unknown(then, "--then")
         return 0
@@ -130,8 +135,7 @@ def cancel_workflow(workflow_id: str, reason: str, wait: bool, as_json: bool) ->
             handle.wait()
         except KeyboardInterrupt:
             return leave_it_running(handle.id)
-    names = ("id", "agent", "state", "cancel")
-    children = [{name: each[name] for name in names} for each in handle.describe()["children"]]
+    children = _receipts(handle.describe())
     if as_json:
         print_json(children)
     elif children:
@@ -205,11 +209,23 @@ def _find(workflow_id: str, instead: str) -> Workflow:
         raise InvalidArguments(f"{workflow_id} is a delegation, not a workflow; use `{command}`") from None
 
 
-def _go_along(workflow_id: str, then: Signature | None, conflict: WorkflowConflict) -> None:
+def read_policy(text: str) -> JoinPolicy:
+    """Raises InvalidArguments."""
+    name, _, count = text.partition("=")
+    if name == "quorum" and count.isascii() and count.isdigit():
+        return JoinPolicy.read({"quorum": int(count)})
+    if text in NAMES:
+        return JoinPolicy.read(text)
+    raise InvalidArguments(f"--policy: one of {', '.join(NAMES)}, quorum=N; not {text[:40]!r}")
+
+
+def _go_along(workflow_id: str, then: Signature | None, wanted: JoinPolicy, conflict: WorkflowConflict) -> None:
     """A join that waits is no obstacle for one who only waits as well. Raises the conflict where it is one."""
     record = runtime().store.load_workflow(workflow_id)
     if record.state is not WorkflowState.JOINING:
         raise conflict
+    if wanted != record.policy:
+        raise WorkflowConflict(f"{conflict}, with the policy {record.policy.kept}") from None
     if then is None and record.continuation is None:
         return
     waiting = f", to run {record.continuation.get('task')} then" if record.continuation else ""
@@ -224,6 +240,14 @@ def _all(store: Store) -> Iterator[WorkflowRecord]:
             seen.add(root)
             with contextlib.suppress(UnknownWorkflow):  # it has expired meanwhile
                 yield store.load_workflow(root)
+
+
+def _receipts(described: dict[str, Any]) -> list[dict[str, Any]]:
+    """``id agent state cancel`` of each child; a child workflow has no agent."""
+    names = ("id", "agent", "state", "cancel")
+    children = [{name: each[name] for name in names} for each in described["children"]]
+    nested = described["workflows"]
+    return [*children, *({**{n: each.get(n) for n in names}, "id": each["workflow_id"]} for each in nested)]
 
 
 def _print_tree(workflow_id: str) -> None:

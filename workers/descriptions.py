@@ -20,6 +20,8 @@ def describe(delegation: Delegation) -> dict[str, Any]:
     return {
         "id": delegation.id,
         "workflow_id": delegation.workflow_id,
+        "round": delegation.round or None,
+        "ancestor": delegation.ancestor,
         "agent": delegation.agent,
         "name": delegation.brief.name,
         "goal": delegation.brief.goal,
@@ -80,15 +82,24 @@ def is_asking(delegation: Delegation) -> bool:
     return delegation.outcome is None and delegation.progress.question is not None and delegation.waits_for_reply
 
 
-def describe_workflow(workflow: Workflow, children: Sequence[Delegation]) -> dict[str, Any]:
+def describe_workflow(
+    workflow: Workflow, children: Sequence[Delegation], nested: Sequence[Workflow] = ()
+) -> dict[str, Any]:
     """A workflow, as `delegation workflow show --json` prints it."""
     return {
         "id": workflow.id,
+        "parent_id": workflow.parent_id,
         "name": workflow.name,
         "state": workflow.state.value,
         "round": workflow.round,
+        "policy": workflow.policy.as_json,
+        "satisfied": workflow.is_satisfied,
         "unresolved": workflow.unresolved,
         "children": [{**describe(child), "cancel": receipt_in(workflow, child)} for child in children],
+        "workflows": [
+            {**outcome_words(child), "unresolved": child.unresolved, "cancel": receipt_of_workflow(workflow, child)}
+            for child in nested
+        ],
         "created_at": rfc3339(workflow.created_at),
         "deadline_at": rfc3339(workflow.deadline_at),
         "reason": (workflow.result or {}).get("reason") if workflow.state in CANCELLED else None,
@@ -132,6 +143,41 @@ def receipt_in(workflow: Workflow, child: Delegation) -> str | None:
     """A child's receipt. The wish to cancel it is the workflow's: kept from the moment that one is cancelled or fails,
     before the child's own record says so."""
     told = receipt(child)
-    if told is not None or workflow.state not in CANCELLED:
-        return told
-    return "already ended" if child.outcome is not None else "pending"
+    if told is None and _is_wanted_of(workflow, child.round, child.is_late, child.outcome is not None):
+        return "already ended" if child.outcome is not None else "pending"
+    return told
+
+
+def receipt_of_workflow(workflow: Workflow, child: Workflow) -> str | None:
+    """As :func:`receipt_in`, of a child that is a workflow: ``pending``, ``cancelled`` or ``already ended``."""
+    if not _is_wanted_of(workflow, child.in_round, child.is_late, child.state.is_ended):
+        return None
+    if not child.state.is_ended:
+        return "pending"
+    return "cancelled" if child.state is WorkflowState.CANCELED else "already ended"
+
+
+def _is_wanted_of(workflow: Workflow, in_round: int, is_late: bool, has_ended: bool) -> bool:
+    """All children of a workflow that is cancelled, and those that a join has left behind."""
+    return workflow.state in CANCELLED or is_late or (not has_ended and 0 < in_round <= workflow.round)
+
+
+def outcome_of(delegation: Delegation) -> dict[str, Any] | None:
+    """How it ended; None while it has not."""
+    return delegation.outcome.to_dict() if delegation.outcome else None
+
+
+def outcome_of_workflow(workflow: Workflow) -> dict[str, Any] | None:
+    """How a child workflow ended, for its parent's outcomes; None while it has not."""
+    return outcome_words(workflow) if workflow.state.is_ended else None
+
+
+def outcome_words(workflow: Workflow) -> dict[str, Any]:
+    is_completed = workflow.state is WorkflowState.COMPLETED
+    return {
+        "workflow_id": workflow.id,
+        "name": workflow.name,
+        "state": workflow.state.value,
+        "result": workflow.result if is_completed else None,
+        "reason": (workflow.result or {}).get("reason") if workflow.state in CANCELLED else None,
+    }

@@ -127,16 +127,21 @@ def _durability(store: Store) -> Iterator[Finding]:
         found = durability_of(store.client)
     problems = []
     if found.get("appendonly") != "yes":
-        problems.append("appendonly is off, a restart of Redis loses every record: CONFIG SET appendonly yes")
+        problems.append(f"appendonly is off, a restart of Redis loses every record: {_set('appendonly yes')}")
     elif found.get("appendfsync") == "no":
-        problems.append("appendfsync is no, a crash loses the last half minute: CONFIG SET appendfsync everysec")
+        problems.append(f"appendfsync is no, a crash loses the last half minute: {_set('appendfsync everysec')}")
     if found.get("maxmemory-policy") != "noeviction":
-        problems.append("Redis may evict records: CONFIG SET maxmemory-policy noeviction")
+        problems.append(f"Redis may evict records: {_set('maxmemory-policy noeviction')}")
     if problems:
         yield _failed("durability", "; ".join(problems))
     else:
         appendfsync = found.get("appendfsync", "not known (CONFIG GET is not permitted to us)")
         yield _ok("durability", f"appendonly, appendfsync {appendfsync}, noeviction")
+
+
+def _set(what: str) -> str:
+    """Both: a restart forgets CONFIG SET, and one that finds AOF newly switched on reads no older snapshot."""
+    return f"CONFIG SET {what} as its admin, then write {what} into redis.conf, for the next start"
 
 
 def _state(store: Store) -> Finding:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any, Self
 
 from celery import states
@@ -14,7 +15,8 @@ from kombu.utils.json import dumps, loads
 
 from delegation.endings import receipt
 from delegation.errors import AgentTaskFailed, InvalidArguments
-from delegation.opening import new_workflow_id, read_deadline
+from delegation.join_policy import JoinPolicy
+from delegation.opening import child_workflow_id, new_workflow_id, read_deadline
 from delegation.state import Delegation, WorkflowId
 from delegation.store import Store
 from delegation.times import rfc3339
@@ -22,8 +24,16 @@ from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
 from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
-from workers.descriptions import describe, describe_workflow, receipt_in
+from workers.descriptions import (
+    describe,
+    describe_workflow,
+    outcome_of,
+    outcome_of_workflow,
+    receipt_in,
+    receipt_of_workflow,
+)
 from workers.finding import find_delegation
+from workers.redrive import redrive_delegation
 from workers.release import check_continuation, check_on_note, publish_release
 from workers.results import state_of
 from workers.runtime import runtime
@@ -95,6 +105,13 @@ class DelegationHandle:
         want_cancel(carrying_app(), self._id or self._given, reason)
         return receipt(self._load())
 
+    def redrive(
+        self, *, deadline: timedelta | datetime | str | None = None, force: bool = False, alone: bool = False
+    ) -> DelegationHandle:
+        """Do it again, as a new delegation that remembers this one as its ``ancestor`` (redrive.py)."""
+        made = redrive_delegation(self._load(), deadline=deadline, force=force, alone=alone)
+        return DelegationHandle.of(made)
+
     def wait(self, timeout: float | timedelta | None = None) -> dict[str, Any]:
         """The outcome, when there is one. Raises TimeoutError, and AgentTaskFailed unless it is COMPLETED."""
         store = runtime().store
@@ -127,17 +144,26 @@ class Workflow:
 
         ``on_note`` is called for each note as ``on_note(*its own args, workflow_id=…, delegation_id=…, note=…)``.
         """
+        return cls._open(new_workflow_id(), name, deadline, on_note)
+
+    @classmethod
+    def _open(
+        cls,
+        workflow_id: WorkflowId,
+        name: str,
+        deadline: timedelta | datetime | str | None,
+        on_note: Signature | None,
+        parent: WorkflowId | None = None,
+    ) -> Self:
         if on_note is not None:
             check_on_note(carrying_app(), on_note)
-        context = runtime()
-        limit = read_deadline(deadline)
-        workflow = cls(new_workflow_id())
-        after_s = limit.after_s if limit.at is None else limit.at - context.store.now()
+        store, limit = runtime().store, read_deadline(deadline)
+        after_s = limit.after_s if limit.at is None else limit.at - store.now()
         if after_s is not None and after_s <= 0:
             raise InvalidArguments("deadline: must be in the future")
         told = loads(dumps(on_note)) if on_note is not None else None
-        context.store.open_workflow(workflow.id, name=name, deadline_s=after_s, on_note=told)
-        return workflow
+        store.open_workflow(workflow_id, name=name, deadline_s=after_s, on_note=told, parent=parent)
+        return cls(workflow_id)
 
     @classmethod
     def get(cls, workflow_id: str) -> Self:
@@ -156,19 +182,38 @@ class Workflow:
             publish_start(carrying_app(), delegation, family={})
         return DelegationHandle.of(delegation)
 
-    def join(self, then: Signature | None = None) -> str | None:
-        """Resume me when every child is resolved; at once when none is unresolved.
+    def open_child(
+        self,
+        name: str = "",
+        deadline: timedelta | datetime | str | None = None,
+        on_note: Signature | None = None,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Workflow:
+        """A workflow that is a child of this one, which it blocks until it is COMPLETED, FAILED or CANCELED.
 
+        It is cancelled with this one, and outlives no deadline of its ancestors. The same key opens the same one.
+        Raises WorkflowConflict, WorkflowTooDeep, InvalidArguments.
+        """
+        child_id = child_workflow_id(self.id, idempotency_key)
+        return Workflow._open(child_id, name, deadline, on_note, parent=self.id)
+
+    def join(self, then: Signature | None = None, policy: str | Mapping[str, int] = "all") -> str | None:
+        """Resume me when this round's children satisfy the policy, or cannot; at once when none is unresolved.
+
+        ``policy`` is "all", "any", "first_success", "fail_fast" or ``quorum(k)`` (docs/workflows.md); when it is over
+        before every child has ended, the others are cancelled.
         ``then`` is called as ``then(*its own args, workflow_id=…, release_id=…, round=…)`` under one fixed Celery id.
         The release id is returned when the workflow is released now. Raises WorkflowConflict for a second join,
         InvalidArguments for a canvas: what is seen to run, and run once, is one task (which may start a canvas).
         """
+        wanted = JoinPolicy.read(policy)
         if then is not None:
             check_continuation(carrying_app(), then)
         store = runtime().store
         self._continuation_is_running(store)
         continuation = loads(dumps(then)) if then is not None else None
-        release_id = store.join_workflow(self.id, continuation)
+        release_id = store.join_workflow(self.id, continuation, wanted)
         if release_id is not None and continuation is not None:
             publish_release(carrying_app(), self.id)
         return release_id
@@ -218,7 +263,8 @@ class Workflow:
         workflow is cancelled or failed."""
         store = runtime().store
         record = store.load_workflow(self.id)
-        return {child.id: receipt_in(record, child) for child in _children(store, record)}
+        receipts = {child.id: receipt_in(record, child) for child in _children(store, record)}
+        return receipts | {child.id: receipt_of_workflow(record, child) for child in store.child_workflows(self.id)}
 
     def notes(self) -> list[dict[str, Any]]:
         """What happened to its children since the last call: ends, and new questions, oldest first; each is told once.
@@ -250,17 +296,30 @@ class Workflow:
         store = runtime().store
         return [DelegationHandle.of(child) for child in _children(store, store.load_workflow(self.id))]
 
-    def outcomes(self) -> dict[str, dict[str, Any] | None]:
-        """Child id → outcome, or None while it is unresolved; in the order they were made."""
+    def outcomes(self, round: int | None = None) -> dict[str, dict[str, Any] | None]:
+        """Child id → outcome, or None while it is unresolved; of one ``round`` or all, in the order they were made.
+
+        Of a child workflow: ``{workflow_id, name, state, result, reason}``. They are read from the records, however
+        long ago Celery has forgotten its results.
+        """
         store = runtime().store
         children = _children(store, store.load_workflow(self.id))
-        return {child.id: child.outcome.to_dict() if child.outcome else None for child in children}
+        nested = store.child_workflows(self.id)
+        made: list[tuple[float, str, dict[str, Any] | None]] = [
+            *((it.created_at, it.id, outcome_of(it)) for it in children if round in (None, it.round)),
+            *((it.created_at, it.id, outcome_of_workflow(it)) for it in nested if round in (None, it.in_round)),
+        ]
+        return {child_id: outcome for _, child_id, outcome in sorted(made, key=itemgetter(0))}
+
+    def child_workflows(self) -> list[Workflow]:
+        """In the order they were opened."""
+        return [Workflow(child.id) for child in runtime().store.child_workflows(self.id)]
 
     def describe(self) -> dict[str, Any]:
         """The workflow as `delegation workflow show --json` prints it. Raises UnknownWorkflow."""
         store = runtime().store
         record = store.load_workflow(self.id)
-        return describe_workflow(record, _children(store, record))
+        return describe_workflow(record, _children(store, record), store.child_workflows(self.id))
 
 
 _ENDED = tuple(state for state in WorkflowState if state.is_ended)

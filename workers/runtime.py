@@ -90,6 +90,7 @@ def make_store(settings: Settings, *, timeout_s: float = 10.0) -> Store:
         breaker_failures=settings.limits.breaker_failures,
         history=settings.limits.history,
         notes=settings.limits.notes,
+        depth=settings.limits.depth,
         retention_s=int(settings.defaults.retention.total_seconds()),
         max_deadline_s=settings.defaults.max_deadline.total_seconds(),
     )

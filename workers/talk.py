@@ -55,9 +55,12 @@ def give_reply(
 def want_cancel(app: Celery, delegation_id: str, reason: str = "") -> CancelVerdict:
     """Have a delegation cancelled: durable when this returns. Raises UnknownDelegation, InvalidArguments."""
     check_reason(reason)
-    store = runtime().store
-    delegation = find_delegation(store, delegation_id)
-    verdict = store.want_cancel(delegation, reason)
+    return cancel_delegation(app, find_delegation(runtime().store, delegation_id), reason)
+
+
+def cancel_delegation(app: Celery, delegation: Delegation, reason: str) -> CancelVerdict:
+    """As :func:`want_cancel`, one that was loaded."""
+    verdict = runtime().store.want_cancel(delegation, reason)
     if verdict is CancelVerdict.WANTED:
         publish_step(app, "delegation.cancel", delegation.id, task_id=f"{delegation.id}.cancel.{delegation.version}")
     return verdict

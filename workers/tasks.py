@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 import time
@@ -28,6 +27,7 @@ from delegation.errors import (
 from delegation.failpoints import failpoint
 from delegation.state import Delegation
 from delegation.steps import Aftermath
+from workers.cancel_children import cancels_of
 from workers.canvas import (
     QUIET_STEP,
     STEP,
@@ -41,7 +41,6 @@ from workers.canvas import (
 from workers.events import announce_parked, announce_resumed
 from workers.release import publish_notes, publish_release
 from workers.runtime import runtime
-from workers.talk import REASON_LIMIT, want_cancel
 
 log = structlog.get_logger("delegation")
 
@@ -202,14 +201,13 @@ def tell(self: Task[Any, Any], workflow_id: str) -> None:
 @shared_task(bind=True, name="delegation.cancel_children", **STEP)
 @hint
 def cancel_children(self: Task[Any, Any], workflow_id: str) -> None:
-    """A workflow failed or is cancelled, and so are its children, those that have not ended."""
+    """A workflow failed or is cancelled, or its join is over: so are its children, those that have not ended."""
     store = runtime().store
-    reason = store.load_workflow(workflow_id).cancel_reason
-    for child in store.unresolved_children(workflow_id):
-        with contextlib.suppress(UnknownDelegation):
-            want_cancel(self.app, child, reason[:REASON_LIMIT])
+    workflow = store.load_workflow(workflow_id)
+    for cancel_one in cancels_of(self.app, workflow):
+        cancel_one()
         failpoint("cancel_children.middle")
-    store.drop_timer(workflow_id, "cancel_at")
+    store.drop_timer(workflow_id, "cancel_at", cancels=workflow.cancels)
 
 
 @shared_task(bind=True, name="delegation.expire_workflow", **STEP)

@@ -1,22 +1,25 @@
--- End a workflow. COMPLETED is refused while children are unresolved; the others cancel them. CANCELED comes when the
--- last child has ended: until then it is CANCELING.
--- KEYS 1 workflow   2 unresolved   3 due   4 roots
--- ARGV 1 operation id   2 workflow id   3 state   4 result (JSON) or ''   5 how many unresolved ids to name
---      6 reason for its children
+-- End a workflow, and take it out of its parent's unresolved set. COMPLETED is refused while children are unresolved; the
+-- others cancel them. CANCELED comes when the last child has ended: until then it is CANCELING.
+-- KEYS 1 due   2 counters   3 roots   4… for the workflow, its parent, that one's parent …: record, unresolved, notes, untold
+-- ARGV 1 operation id   2 ids of the workflow and its ancestors   3 state   4 result (JSON) or ''
+--      5 how many unresolved ids to name   6 reason for its children   7 notes kept
 -- Answer {verdict, …}: 'ended'; 'unknown'; 'refused' state; 'unresolved' count id id …
 local now = redis_now()
-local f = redis.call('HMGET', KEYS[1], 'state', 'op')
+local line = read_line(ARGV[2], 4)
+local own = line[1]
+local f = redis.call('HMGET', own.w, 'state', 'op')
 if not f[1] then return {'unknown'} end
 if f[2] == ARGV[1] then return {'ended'} end
-if f[1] == 'COMPLETED' or f[1] == 'FAILED' or f[1] == 'CANCELED' or f[1] == 'CANCELING' then return {'refused', f[1]} end
-local count = redis.call('SCARD', KEYS[2])
+if ENDED[f[1]] or f[1] == 'CANCELING' then return {'refused', f[1]} end
+local count = redis.call('SCARD', own.u)
 if ARGV[3] == 'COMPLETED' and count > 0 then
   local answer = {'unresolved', tostring(count)}
-  for _, id in ipairs(redis.call('SRANDMEMBER', KEYS[2], tonumber(ARGV[5]))) do answer[#answer + 1] = id end
+  for _, id in ipairs(redis.call('SRANDMEMBER', own.u, tonumber(ARGV[5]))) do answer[#answer + 1] = id end
   return answer
 end
-end_workflow(KEYS[1], KEYS[3], ARGV[2], ARGV[3], count, ARGV[6], now)
-redis.call('HSET', KEYS[1], 'op', ARGV[1])
-if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'result', ARGV[4]) end
-redis.call('PUBLISH', KEYS[4] .. ':' .. ARGV[2], ARGV[2])
+redis.call('HSET', own.w, 'op', ARGV[1])
+if ARGV[4] ~= '' then redis.call('HSET', own.w, 'result', ARGV[4]) end
+local at = {now = now, due = KEYS[1], counters = KEYS[2], roots = KEYS[3], patience = 0, keep = tonumber(ARGV[7])}
+end_workflow(line, 1, ARGV[3], count, ARGV[6], at)
+redis.call('PUBLISH', KEYS[3] .. ':' .. own.id, own.id)
 return {'ended'}

@@ -26,12 +26,15 @@ local deadline = now + tonumber(ARGV[8])
 if ARGV[6] ~= '' then deadline = math.min(deadline, now + tonumber(ARGV[6])) end
 if ARGV[7] ~= '' then deadline = math.min(deadline, tonumber(ARGV[7])) end
 if ARGV[3] == '1' then
-  local parent = redis.call('HMGET', KEYS[8], 'state', 'deadline_at')
+  local parent = redis.call('HMGET', KEYS[8], 'state', 'deadline_at', 'round', 'line')
   if not parent[1] then return {'unknown_workflow', ARGV[2], stamp(now)} end
   if parent[1] ~= 'OPEN' and parent[1] ~= 'RELEASED' then return {'refused', parent[1], stamp(now)} end
   if parent[2] then deadline = math.min(deadline, tonumber(parent[2])) end
   redis.call('HSET', KEYS[8], 'state', 'OPEN')
+  redis.call('HINCRBY', KEYS[8], 'opened', 1)
   redis.call('SADD', KEYS[9], ARGV[1])
+  redis.call('HSET', record, 'in_round', tonumber(parent[3]) + 1)
+  if parent[4] then redis.call('HSET', record, 'line', parent[4]) end
 else
   redis.call('ZADD', KEYS[5], stamp(now), ARGV[2])
 end

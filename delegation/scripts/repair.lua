@@ -1,18 +1,28 @@
 -- Recompute a workflow's unresolved set from its children, a page at a time; a last page may bring the release.
 -- Nothing should ever differ: settle.lua moves both in one script. A difference is counted, and reported by the caller.
--- KEYS 1 workflow   2 unresolved   3 due   4 counters   5… the children's records
--- ARGV 1 workflow id   2 seconds until a message is sent again   3 '1' for the last page   4… the children's ids
+-- KEYS 1 due   2 counters   3 roots   4… for the workflow, its parent, that one's parent …: record, unresolved, notes, untold
+--      then the children's records
+-- ARGV 1 ids of the workflow and its ancestors   2 seconds until a message is sent again   3 '1' for the last page
+--      4 notes kept   5… the children's ids
 -- Answer {number of differences, release id or ''}
-local repaired = 0
-for i = 5, #KEYS do
-  local child = ARGV[i - 1]
-  local phase = redis.call('HGET', KEYS[i], 'phase')
-  if not phase or phase == 'SETTLED' or phase == 'RELEASED' then
-    repaired = repaired + redis.call('SREM', KEYS[2], child)
-  else
-    repaired = repaired + redis.call('SADD', KEYS[2], child)
+local line, first = read_line(ARGV[1], 4)
+local own, repaired = line[1], 0
+local round = tonumber(redis.call('HGET', own.w, 'round') or 0)
+for i = first, #KEYS do
+  local child = ARGV[i - first + 5]
+  local f = redis.call('HMGET', KEYS[i], 'phase', 'state', 'in_round', 'outcome')
+  local is_gone = not f[1] and not f[2]
+  if is_gone or f[1] == 'SETTLED' or f[1] == 'RELEASED' or (not f[1] and ENDED[f[2]]) then
+    local state = f[4] and cjson.decode(f[4]).state or f[2]
+    local _, was_there = leave_unresolved(own, child, f[3], state == 'COMPLETED')
+    if was_there then repaired = repaired + 1 end
+  elseif redis.call('SADD', own.u, child) == 1 then
+    repaired = repaired + 1
+    if tonumber(f[3] or round + 1) <= round then redis.call('HINCRBY', own.w, 'late', 1) end
   end
 end
-if repaired > 0 then redis.call('HINCRBY', KEYS[4], 'children_repaired', repaired) end
+if repaired > 0 then redis.call('HINCRBY', KEYS[2], 'children_repaired', repaired) end
 if ARGV[3] ~= '1' then return {repaired, ''} end
-return {repaired, resolve_parent(KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[1], redis_now(), tonumber(ARGV[2]))}
+local at = {due = KEYS[1], counters = KEYS[2], roots = KEYS[3], patience = tonumber(ARGV[2]), keep = tonumber(ARGV[4])}
+at.now = redis_now()
+return {repaired, resolve_parent(line, 1, at)}

@@ -7,10 +7,14 @@ local now = redis_now()
 local f = redis.call('HMGET', KEYS[1], 'telling_until', 'told', 'tells', 'state')
 if not f[4] or (seconds(f[1]) or 0) > now then return {} end
 local answer = {f[2] or '0', f[3] or '0'}
-for _, note in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
-  local is_new = tonumber(string.match(note, '^%d+')) > tonumber(answer[1])
-  if (is_new or ARGV[4] == '1') and #answer < tonumber(ARGV[2]) + 2 then answer[#answer + 1] = note end
+-- The first that is new, by halving: thousands may have been told and not seen to run yet.
+local first, after = 0, ARGV[4] == '1' and 0 or redis.call('LLEN', KEYS[2])
+while first < after do
+  local middle = math.floor((first + after) / 2)
+  local number = tonumber(string.match(redis.call('LINDEX', KEYS[2], middle), '^%d+'))
+  if number > tonumber(answer[1]) then after = middle else first = middle + 1 end
 end
+for _, note in ipairs(redis.call('LRANGE', KEYS[2], first, first + tonumber(ARGV[2]) - 1)) do answer[#answer + 1] = note end
 if #answer == 2 then return {} end
 local until_at = stamp(now + tonumber(ARGV[3]))
 redis.call('HSET', KEYS[1], 'telling_until', until_at, 'note_at', until_at)

@@ -27,6 +27,8 @@ KILLS = 12
 REDIS_KILLS = 2
 LOST_SENDS, LOST_REPLIES = 9, 8
 SEED = 20260
+#: Of the last workflows; what their joins leave behind is cancelled while everything else happens.
+POLICIES = ("any", "first_success", "fail_fast", {"quorum": 2}, {"quorum": 4})
 
 
 def goal(rand: random.Random, *, asks: bool) -> dict[str, Any]:
@@ -84,7 +86,9 @@ def test_everything_ends_once_whatever_is_killed(tmp_path: Path) -> None:
             goals = [goal(rand, asks=child % 3 == 1) for child in range(CHILDREN)]
             if number < LOST_SENDS:
                 goals[0]["id"] = f"lost-{number}"
-            workflows.append(scene.open_workflow([json.dumps(each) for each in goals], tells=number % 3 == 0))
+            policy = ("all",) * (WORKFLOWS - len(POLICIES)) + POLICIES
+            given = [json.dumps(each) for each in goals]
+            workflows.append(scene.open_workflow(given, tells=number % 3 == 0, policy=policy[number]))
         people, unfinished_kills = People(scene, rand), 0
         for number in range(KILLS):
             time.sleep(rand.uniform(0.1, 0.5))  # a random moment is the point

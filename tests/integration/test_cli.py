@@ -21,6 +21,8 @@ from tests.support.processes import Deployment, ScriptedAgent, free_port, wait_u
 DELEGATION_NAMES = [
     "id",
     "workflow_id",
+    "round",
+    "ancestor",
     "agent",
     "name",
     "goal",
@@ -45,11 +47,15 @@ DELEGATION_NAMES = [
 ]
 WORKFLOW_NAMES = [
     "id",
+    "parent_id",
     "name",
     "state",
     "round",
+    "policy",
+    "satisfied",
     "unresolved",
     "children",
+    "workflows",
     "created_at",
     "deadline_at",
     "reason",

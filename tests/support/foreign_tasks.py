@@ -13,6 +13,7 @@ from typing import Any
 import redis
 from celery import Task, shared_task
 
+from delegation import WorkflowTooDeep
 from workers import Workflow, delegate
 
 #: Redis URL of the witness lists.
@@ -94,6 +95,25 @@ def go_on(goals: list[list[str]], key: str, *, workflow_id: str, release_id: str
         workflow.delegate("a", goal)
     workflow.join(then=go_on.s(goals[1:], key))
     return "joined"
+
+
+@shared_task(name="shop.pass_on")
+def pass_on(agents: list[str], goal: str, key: str, *, workflow_id: str, release_id: str, round: int) -> str:
+    """A continuation that gives the work to the next agent, in a workflow inside its own, and waits for that."""
+    workflow = Workflow.get(workflow_id)
+    if round > 1:
+        workflow.complete({"release": release_id})
+        return "completed"
+    try:
+        inner = workflow.open_child("passed on", idempotency_key=release_id)
+    except WorkflowTooDeep as error:
+        bear_witness(key, code=error.code)
+        workflow.fail(str(error))
+        return "failed"
+    inner.delegate(agents[0], goal, idempotency_key=release_id)
+    inner.join(then=pass_on.s([*agents[1:], agents[0]], goal, key))
+    workflow.join(then=pass_on.s(agents, goal, key))
+    return "passed on"
 
 
 @shared_task(name="shop.plan", bind=True)

@@ -177,6 +177,7 @@ def _told_of_what_matters(scene: Scene, rest: Rest) -> Iterator[str]:
     for workflow in rest.workflows:
         mine = [it for it in rest.delegations if it.workflow_id == workflow.id]
         expected = sum(map(_notes_of, mine))
+        expected += sum(each.state.is_ended for each in rest.workflows if each.parent_id == workflow.id)
         if workflow.notes != expected:
             yield f"notes: {workflow.id} was told {workflow.notes} times, {expected} things happened"
         lines: Any = scene.records.client.lrange(scene.records.key("n", workflow.id), 0, -1)
@@ -217,16 +218,22 @@ def _parents_released_once(scene: Scene, rest: Rest) -> Iterator[str]:
     for delegation in rest.delegations:
         if delegation.workflow_id:
             children.setdefault(delegation.workflow_id, []).append(delegation)
-    released_at = {run["kwargs"]["workflow_id"]: run["at"] for run in rest.runs if run["kind"] == "continuation"}
+    went_on = {
+        (run["kwargs"]["workflow_id"], run["kwargs"]["round"]): run["at"]
+        for run in rest.runs
+        if run["kind"] == "continuation"
+    }
     for workflow in rest.workflows:
         mine = children.get(workflow.id, [])
         open_ones = sum(not child.phase.is_settled for child in mine)
+        open_ones += sum(not each.state.is_ended for each in rest.workflows if each.parent_id == workflow.id)
         if workflow.unresolved != open_ones:
             yield f"I6: {workflow.id} counts {workflow.unresolved} unresolved, {open_ones} of {len(mine)} are"
         if workflow.state in (WorkflowState.JOINING, WorkflowState.CANCELING) and not open_ones:
             yield f"I5: {workflow.id} is {workflow.state} and waits for nobody"
-        ends = [rest.histories[child.id][-1]["at"] for child in mine]
-        if workflow.id in released_at and ends and released_at[workflow.id] < max(ends):
+        # A join that is over before all have ended leaves the late ones behind.
+        ends = [((workflow.id, it.round), rest.histories[it.id][-1]["at"]) for it in mine if not it.is_late]
+        if any(at > went_on.get(of_round, at) for of_round, at in ends):
             yield f"I4: {workflow.id} went on before its last child had ended"
     rounds = sum(workflow.round for workflow in rest.workflows)
     if scene.counters().get("released", 0) != rounds:

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from tests.support.child import ROOT
 
 SHIPPED = ROOT / "deploy" / "redis-users.acl"
-#: What the file has in place of a password's digest; no server takes it as it is.
+#: What the file has in place of the passwords' digests; no server takes them as they are.
 PLACEHOLDER = "#sha256-of-the-password"
+ADMIN_PLACEHOLDER = "#sha256-of-the-admins-password"
 PRODUCT = "delegation"
 #: The product's rights, and what a test of the store looks into its keys with.
 TESTER = "tester"
@@ -31,8 +32,8 @@ def write_users(file: Path, tenants: Mapping[str, Tenant]) -> dict[str, str]:
     """Write a server's aclfile; returns the passwords, made for it, by user."""
     users = {PRODUCT: Tenant("delegation:"), TESTER: Tenant("delegation:", _LOOKS), **tenants}
     passwords = {name: secrets.token_hex(16) for name in (*users, ADMIN)}
-    default, product = SHIPPED.read_text(encoding="utf-8").splitlines()
-    lines = [default, f"user {ADMIN} on {_digest(passwords[ADMIN])} ~* &* +@all"]
+    default, admin, product = SHIPPED.read_text(encoding="utf-8").splitlines()
+    lines = [default, admin.replace(ADMIN_PLACEHOLDER, _digest(passwords[ADMIN]))]
     for name, (prefix, more) in users.items():
         rights = product.removeprefix(f"user {PRODUCT} ").replace("delegation:", prefix)
         lines.append(f"user {name} {rights.replace(PLACEHOLDER, _digest(passwords[name]))} {more}")

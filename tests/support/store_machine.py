@@ -21,15 +21,18 @@ from delegation.errors import (
     UnresolvedChildren,
     WorkflowConflict,
 )
+from delegation.join_policy import JoinPolicy
+from delegation.opening import new_workflow_id
 from delegation.state import Cause, Change, Delegation, Moment, Phase
 from delegation.store import Begun, PushAnswer
 from delegation.store_talk import CancelVerdict
 from delegation.workflow import WorkflowState
 from tests.support.delegations import CALM, TOKEN_DIGEST, a_task
-from tests.support.store_model import AGENTS, SLOTS, Known, StoreModel
+from tests.support.store_model import AGENTS, SLOTS, Known, Leg, StoreModel
 
 ALIVE = (TaskState.WORKING, TaskState.INPUT_REQUIRED, TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED)
 ASKING = (TaskState.INPUT_REQUIRED, TaskState.AUTH_REQUIRED)
+POLICIES = ("all", "any", "first_success", "fail_fast", "quorum 2")
 Fate = Callable[[Delegation, Any, Moment], Change]
 FATES: tuple[Fate, ...] = (turns.reply_not_sent, turns.reply_refused, turns.reply_unclear)
 
@@ -50,6 +53,23 @@ class StoreMachine(StoreModel):
         if child:
             self.state = WorkflowState.OPEN
         self.know(self.records.load(made.id))
+
+    @precondition(lambda self: len(self.legs) < 3)
+    @rule()
+    def open_leg(self) -> None:
+        leg = new_workflow_id()
+        if self.state not in (WorkflowState.OPEN, WorkflowState.RELEASED):
+            with pytest.raises(WorkflowConflict):
+                self.store.open_workflow(leg, name="leg", deadline_s=None, parent=self.workflow)
+            return
+        self.store.open_workflow(leg, name="leg", deadline_s=None, parent=self.workflow)
+        self.legs[leg] = Leg(round=self.round + 1, workflow=self.workflow)
+        self.state = WorkflowState.OPEN
+
+    @precondition(lambda self: any(not leg.ended for leg in self.legs.values()))
+    @rule(state=st.sampled_from([state for state in WorkflowState if state.is_ended]))
+    def end_leg(self, state: WorkflowState) -> None:
+        self.ends_leg(next(one for one, leg in self.legs.items() if not leg.ended), state)
 
     @precondition(lambda self: self.known)
     @rule(data=st.data())
@@ -120,7 +140,7 @@ class StoreMachine(StoreModel):
     @rule(most=st.integers(1, 4))
     def end_children(self, most: int) -> None:
         """By whoever is at them, or looks now."""
-        for one in sorted(self.unresolved())[:most]:
+        for one in [one for one in sorted(self.unresolved()) if one in self.known][:most]:
             known, current = self.known[one], self.records.load(one)
             self.settles(known, current, partial(self.records.end, current), TaskState.COMPLETED, fenced=True)
 
@@ -257,14 +277,15 @@ class StoreMachine(StoreModel):
 
     @rule(continuation=st.sampled_from([None, {"task": "next"}]))
     def join(self, continuation: dict[str, Any] | None) -> None:
+        policy = POLICIES[(self.first_policy + self.round) % len(POLICIES)]
         joinable = self.state in (WorkflowState.OPEN, WorkflowState.RELEASED) and not self.publishing
         if not joinable:
             with pytest.raises(WorkflowConflict):
                 self.store.join_workflow(self.workflow, continuation)
             return
-        release = self.store.join_workflow(self.workflow, continuation)
-        self.state, self.then = WorkflowState.JOINING, continuation is not None
-        self.releases(release, expected=not self.unresolved())
+        release = self.store.join_workflow(self.workflow, continuation, JoinPolicy.of(policy))
+        self.state, self.then, self.policy = WorkflowState.JOINING, continuation is not None, policy
+        self.releases(release, expected=self.join_is_over())
 
     @rule(seen=st.booleans())
     def continuation(self, seen: bool) -> None:
@@ -314,9 +335,17 @@ class StoreMachine(StoreModel):
     @rule()
     def cancel_the_children(self) -> None:
         """As the step does."""
-        for child in self.store.unresolved_children(self.workflow):
-            self.store.want_cancel(self.records.load(child), "enough")
-        self.store.drop_timer(self.workflow, "cancel_at")
+        workflow = self.store.load_workflow(self.workflow)
+        for child in list(self.store.unresolved_children(self.workflow)):
+            if child in self.legs:
+                if workflow.cancel_round is None or self.legs[child].round <= workflow.cancel_round:
+                    self.ends_leg(child, WorkflowState.CANCELED)
+                continue
+            record = self.records.load(child)
+            assert record.round == self.known[child].round
+            if workflow.cancel_round is None or record.round <= workflow.cancel_round:
+                self.store.want_cancel(record, "enough")
+        self.store.drop_timer(self.workflow, "cancel_at", cancels=workflow.cancels)
         self.canceling_children = False
 
     @precondition(lambda self: self.state.is_ended)
@@ -324,3 +353,5 @@ class StoreMachine(StoreModel):
     def retire_workflow(self) -> None:
         self.store.retire_workflow(self.store.load_workflow(self.workflow))
         self.retired = True
+        for leg in self.legs.values():
+            leg.retires |= leg.ended is not None

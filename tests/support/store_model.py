@@ -18,7 +18,7 @@ from delegation.errors import (
     StaleWrite,
 )
 from delegation.redis_access import Limits
-from delegation.state import Change, Delegation, Moment, Phase, Rules, Watch
+from delegation.state import Change, Delegation, Moment, Phase, Rules, Watch, WorkflowId
 from delegation.store import Begun, Settlement
 from delegation.watch import wants_follow
 from delegation.workflow import WorkflowState
@@ -29,7 +29,17 @@ AGENTS = ("flights",)
 #: Scripts whose repeat answers the same, and how much of the answer is not the time, nor who sends a note's message.
 REPEATABLE = {"open": 2, "begin": 3, "save": 3, "settle": 3, "park": None, "join": None, "end_workflow": None}
 #: Scripts whose repeat writes nothing more, though it may be answered as a second caller is.
-HARMLESS = {"reply", "cancel", "finish", "drop_timer", "open_workflow", "expire_workflow", "repair", "load"}
+HARMLESS = {
+    "reply",
+    "cancel",
+    "finish",
+    "drop_timer",
+    "open_workflow",
+    "expire_workflow",
+    "repair",
+    "load",
+    "retire_child",
+}
 _numbers = itertools.count()
 
 
@@ -60,6 +70,17 @@ class Known:
     holder: Delegation | None = None  #: who has the lease and a call slot
     is_outlived: bool = False  #: it expired while a call was under way, which kept both
     replies: dict[str, int] = field(default_factory=dict)  #: key of each reply -> its number
+    round: int = 0  #: of its workflow
+
+
+@dataclass
+class Leg:
+    """What the model knows of a child workflow, which has no children."""
+
+    round: int
+    workflow: str
+    ended: TaskState | None = None
+    retires: bool = False  #: its retention begins when a step comes to it
 
 
 class StoreModel(RuleBasedStateMachine):
@@ -67,6 +88,7 @@ class StoreModel(RuleBasedStateMachine):
 
     client: Any = None
     reached: Counter[str]
+    first_policy = 0  #: of the first round; those that follow take turns
 
     @initialize()
     def begin_empty(self) -> None:
@@ -79,6 +101,8 @@ class StoreModel(RuleBasedStateMachine):
         self.state, self.round, self.publishing = WorkflowState.OPEN, 0, False
         self.then, self.retired, self.past_deadline, self.canceling_children = False, False, False, False
         self.told, self.dropped, self.unread = 0, 0, list[int]()
+        self.policy, self.satisfied = "all", False
+        self.legs: dict[str, Leg] = {}
         for workflow in (self.workflow, None):
             self.know(self.records.start(workflow=workflow))
 
@@ -98,7 +122,7 @@ class StoreModel(RuleBasedStateMachine):
         return set(self.client.zrangebyscore(self.records.key("calls", agent), self.store.now(), "+inf"))
 
     def know(self, opened: Delegation) -> None:
-        self.known[opened.id] = Known(opened.agent, opened.workflow_id, [opened])
+        self.known[opened.id] = Known(opened.agent, opened.workflow_id, [opened], round=self.round + 1)
 
     def pick(self, data: st.DataObject) -> Known:
         return data.draw(st.sampled_from(list(self.known.values())))
@@ -114,7 +138,30 @@ class StoreModel(RuleBasedStateMachine):
         return Moment(now=self.store.now(), rules=Rules())
 
     def unresolved(self) -> set[str]:
-        return {one for one, known in self.known.items() if known.workflow and not known.ended}
+        delegations = {one for one, known in self.known.items() if known.workflow and not known.ended}
+        return delegations | {one for one, leg in self.legs.items() if not leg.ended}
+
+    def this_round(self) -> list[Known | Leg]:
+        children = [*self.known.values(), *self.legs.values()]
+        return [child for child in children if child.workflow and child.round == self.round + 1]
+
+    def join_is_over(self) -> bool:
+        """What was joined for has come, or cannot; by the ends of this round's children alone."""
+        children = self.this_round()
+        ended = [known.ended for known in children if known.ended]
+        completed = ended.count(TaskState.COMPLETED)
+        is_possible, is_there = {
+            "all": (True, False),
+            "any": (True, bool(ended)),
+            "first_success": (True, completed > 0),
+            "fail_fast": (completed == len(ended), False),
+            "quorum 2": (len(children) - (len(ended) - completed) >= 2, completed >= 2),
+        }[self.policy]
+        self.satisfied = {
+            "all": len(ended) == len(children),
+            "fail_fast": completed == len(children),
+        }.get(self.policy, is_there)
+        return is_there or not is_possible or len(ended) == len(children)
 
     def expires(self) -> bool:
         """Its deadline is still to be acted on."""
@@ -128,7 +175,7 @@ class StoreModel(RuleBasedStateMachine):
             self.publishing = False
         self.reached[self.state] += 1
 
-    def tells(self, known: Known) -> None:
+    def tells(self, known: Known | Leg) -> None:
         """A note more; the oldest is dropped when there are too many."""
         if known.workflow:
             self.told += 1
@@ -166,22 +213,46 @@ class StoreModel(RuleBasedStateMachine):
         known.is_outlived = not fenced and known.holder is not None
         known.ended, known.holder = state, None
         self.tells(known)
-        is_last = bool(known.workflow) and not self.unresolved()
-        self.releases(settlement.release_id, expected=is_last and self.state is WorkflowState.JOINING)
-        if is_last and self.state is WorkflowState.CANCELING:
+        self.resolves(known, settlement.release_id)
+
+    def ends_leg(self, one: str, state: WorkflowState) -> None:
+        """A child workflow ends: nobody is told of a release that it leads to, but it is due."""
+        leg = self.legs[one]
+        leg.retires = self.state.is_ended
+        self.store.end_workflow(WorkflowId(one), state, reason="enough")
+        leg.ended = TaskState(state.value)
+        self.tells(leg)
+        record = self.store.load_workflow(self.workflow)
+        self.resolves(leg, record.release_id if record.round > self.round else None)
+        self.reached["legs"] += 1
+
+    def resolves(self, child: Known | Leg, release_id: str | None) -> None:
+        """A child has ended: what its parent makes of it."""
+        self.releases(release_id, expected=self.is_joined(child) and self.join_is_over())
+        if child.workflow and not self.unresolved() and self.state is WorkflowState.CANCELING:
             self.state, self.canceling_children = WorkflowState.CANCELED, False
+
+    def is_joined(self, known: Known | Leg) -> bool:
+        """Its end may release its parent."""
+        return self.state is WorkflowState.JOINING and bool(known.workflow)
 
     @staticmethod
     def is_stale(before: Delegation, current: Delegation, fenced: bool) -> bool:
         return before.version != current.version or (fenced and before.fence != current.fence)
 
     def releases(self, release_id: str | None, *, expected: bool) -> None:
-        """Once a round, and never before the last child."""
+        """Once a round, and never before its policy says so; the rest of the round is to be cancelled."""
         assert (release_id is not None) == expected
         if expected:
+            left = [known for known in self.this_round() if not known.ended]
             self.round += 1
+            self.canceling_children |= bool(left)
+            self.reached[self.policy] += 1
             self.state, self.publishing = WorkflowState.RELEASED, self.then
             assert release_id == f"{self.workflow}.release.{self.round}"
+            record = self.store.load_workflow(self.workflow)
+            assert (record.policy.kept, record.is_satisfied) == (self.policy, self.satisfied)
+            assert not left or record.cancel_round == self.round
 
     # ------------------------------------------------------------ what always holds
 
@@ -191,6 +262,13 @@ class StoreModel(RuleBasedStateMachine):
         assert (workflow.state, workflow.round, workflow.is_publishing) == (self.state, self.round, self.publishing)
         assert self.client.smembers(self.records.key("u", self.workflow)) == self.unresolved()
         assert self.records.counter("released") == self.round
+
+    @invariant()
+    def a_child_workflow_is_as_it_was_left(self) -> None:
+        for one, leg in self.legs.items():
+            record = self.store.load_workflow(one)
+            assert (record.in_round, record.line) == (leg.round, (self.workflow,))
+            assert record.state == (leg.ended or WorkflowState.OPEN)
 
     @invariant()
     def an_end_is_final(self) -> None:
@@ -223,6 +301,7 @@ class StoreModel(RuleBasedStateMachine):
         }
         if any(timers_of_workflow.values()):
             needs.add(f"workflow:{self.workflow}")
+        needs |= {f"workflow:{one}" for one, leg in self.legs.items() if leg.retires or not leg.ended}
         assert set(self.client.zrange(self.records.key("due"), 0, -1)) == needs
 
     @invariant()

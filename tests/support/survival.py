@@ -127,6 +127,7 @@ class Scene(Deployment):
         agent: str = "a",
         joins: bool = True,
         tells: bool = False,
+        policy: Any = "all",
         **options: Any,
     ) -> Workflow:
         """A workflow with a child for each goal. ``joins``: by the recording continuation; ``tells``: each note to the
@@ -135,7 +136,7 @@ class Scene(Deployment):
         for goal in goals:
             workflow.delegate(agent, text_of(goal))
         if joins:
-            workflow.join(then=continuation_app.resume.s())
+            workflow.join(then=continuation_app.resume.s(), policy=policy)
         return workflow
 
     def handle(self, delegation_id: str) -> DelegationHandle:

@@ -44,6 +44,7 @@ CODES = {
     "InvalidArguments": "arguments.invalid",
     "IdempotencyConflict": "idempotency.conflict",
     "WorkflowConflict": "workflow.conflict",
+    "WorkflowTooDeep": "workflow.too_deep",
     "DelegationEnded": "delegation.ended",
     "UnresolvedChildren": "workflow.unresolved_children",
     "AgentError": "agent.protocol",
@@ -82,10 +83,10 @@ def tree(root: type[DelegationError] = DelegationError) -> Iterator[type[Delegat
 LIBRARY = """
     AgentError AgentTaskFailed CallerError ConfigurationError DelegationEnded DelegationError IdempotencyConflict
     InvalidArguments OperatorError RemoteAgent StateLost StoreUnavailable ToolResult Toolkit UnknownAgent
-    UnknownDelegation UnknownWorkflow UnresolvedChildren UnsupportedExtensionError WorkflowConflict agent_tools
-    parse_agents_config remote_agent
+    UnknownDelegation UnknownWorkflow UnresolvedChildren UnsupportedExtensionError WorkflowConflict WorkflowTooDeep
+    agent_tools parse_agents_config remote_agent
 """
-WORKERS = "DelegationHandle Workflow agents_section delegate durable_agent install reply subtask_tools"
+WORKERS = "DelegationHandle Workflow agents_section delegate durable_agent install quorum reply subtask_tools"
 
 
 @pytest.mark.parametrize(

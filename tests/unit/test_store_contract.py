@@ -23,6 +23,8 @@ from delegation.errors import (
     UnresolvedChildren,
     WorkflowConflict,
 )
+from delegation.join_policy import JoinPolicy
+from delegation.opening import new_workflow_id
 from delegation.state import DelegationId, Phase, WorkflowId
 from delegation.store import Begun, PushAnswer
 from delegation.workflow import WorkflowState
@@ -114,6 +116,27 @@ def test_the_last_child_releases_its_parent_once(records: Records) -> None:
     released = records.store.load_workflow(workflow)
     assert (released.state, released.round, released.unresolved) == (WorkflowState.RELEASED, 1, 0)
     assert f"workflow:{workflow}" in records.due()
+
+
+def test_a_join_that_is_over_early_leaves_the_rest_to_be_cancelled(records: Records) -> None:
+    """Released with the first success; the late one counts in its own round alone."""
+    workflow = records.open_workflow()
+    one, two = records.start(workflow=workflow), records.start(workflow=workflow)
+    assert records.store.join_workflow(workflow, None, JoinPolicy("first_success")) is None
+    assert records.end(one).release_id == f"{workflow}.release.1"
+    released = records.store.load_workflow(workflow)
+    assert (released.is_satisfied, released.cancel_round, released.unresolved) == (True, 1, 1)
+    assert records.end(two).release_id is None
+    assert [records.load(each.id).is_late for each in (one, two)] == [False, True]
+
+
+def test_a_child_workflows_end_releases_its_parent(records: Records) -> None:
+    """In the script of its own end."""
+    parent, child = records.open_workflow(), new_workflow_id()
+    records.store.open_workflow(child, name="leg", deadline_s=None, parent=parent)
+    assert records.store.join_workflow(parent, None) is None
+    records.store.end_workflow(child, WorkflowState.COMPLETED)
+    assert records.store.load_workflow(parent).state is WorkflowState.RELEASED
 
 
 def test_a_push_wakes_only_with_its_token(records: Records) -> None:

@@ -23,7 +23,7 @@ import structlog
 from redis.lock import Lock
 
 from delegation.card_fetch import CARD_DEADLINE_S
-from delegation.card_pipeline import FAILURE_TTL_S, LOOK_DEADLINE_S, CardPipeline, Look, Remark
+from delegation.card_pipeline import FAILURE_TTL_S, LOOK_DEADLINE_S, CardPipeline, Look, Remark, unforeseen
 from delegation.card_verdict import Kind, Verdict, decode, encode
 from delegation.cards import CheckedCard
 from delegation.errors import AgentBusy, AgentError, StoreUnavailable
@@ -197,7 +197,7 @@ class CardCache:
             steps.time()
             text, (seconds, micros) = steps.execute()
         verdict = decode(text) if text else None
-        if verdict is None or not verdict.is_about(agent):
+        if verdict is None or not verdict.is_about(agent, self._pipeline.judged(agent)):
             return None
         age_s = seconds + micros / 1e6 - verdict.looked_at
         return _Found(verdict=verdict, fresh_s=max(0.0, verdict.fresh_s - age_s))
@@ -207,12 +207,15 @@ class CardCache:
             seconds, micros = self._redis.time()
             paused = self._redis.get(f"{key}:paused")
         now, accepted = seconds + micros / 1e6, self._accepted(agent)
+        before = decode(paused) if paused else None
+        # Whoever was paused was accepted before, wherever that is now.
+        is_lost = paused is not None and accepted.text is None and (before is None or before.url == agent.url)
         look = self._pipeline.look(
             agent,
             accepted.verdict,
             now,
-            paused=decode(paused) if paused else None,
-            is_forgotten=accepted.is_forgotten,
+            paused=before,
+            is_forgotten=accepted.is_forgotten or is_lost,
         )
         verdict = replace(look.verdict, looked_at=now)
         with _seam():
@@ -285,6 +288,8 @@ def _checked(agent: AgentSettings, verdict: Verdict, until: float, checked: Chec
         outcome = checked if checked is not None and not verdict.kind else verdict.read(agent)
     except AgentError as error:
         outcome = error.with_traceback(None)
+    except Exception as error:
+        outcome = unforeseen(agent, error)
     return Kept(verdict=verdict, outcome=outcome, until=until)
 
 

@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from delegation.answers import one_line
+from delegation.auth_settings import OAuth2Credential, OpenIdCredential
 from delegation.cards import BINDINGS, allowed_origins, choose_interface
-from delegation.errors import AgentRefused
+from delegation.errors import AgentError, AgentRefused
 from delegation.origins import Origin, read_origin
-from delegation.security_schemes import Demand, SecurityScheme, places, read_alternatives, read_schemes, skill_id
+from delegation.security import choose_credentials
+from delegation.security_schemes import Demand, SecurityScheme, read_lists, read_schemes, skill_id
 from delegation.settings import AgentSettings
 
 #: The members of an AgentCard (spec section 4.4.1). Only these are named in a log: other names are the agent's text.
@@ -67,7 +69,7 @@ def short(digest: str) -> str:
 
 def compare(agent: AgentSettings, old: dict[str, Any], new: dict[str, Any]) -> Changes:
     """What `new`, which was checked, has changed since `old` was accepted."""
-    reasons = [*_moved(agent, old, new), *_weakened(old, new)]
+    reasons = [*_moved(agent, old, new), *_weakened(old, new), *_widened(agent, old, new)]
     if old.get("signatures") and not new.get("signatures"):
         reasons.append("signature_dropped: the card was signed, and is not now")
     if len(reasons) > _MOST_REASONS:
@@ -135,6 +137,32 @@ def _weakened(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     yield from _weakened_skills(before, now)
 
 
+def _widened(agent: AgentSettings, old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """A token for more than before would be asked for, where the card alone says for what."""
+    if all(old.get(name) == new.get(name) for name in _SECURITY_MEMBERS):
+        return
+    before = _asked_scopes(agent, old)
+    for position, scopes in _asked_scopes(agent, new).items():
+        grown = [scope for scope in scopes if scope not in before.get(position, ())]
+        if grown:
+            kind = agent.auth[position].type
+            yield f"scopes_grown: {kind} is asked for with {one_line(' '.join(grown), 80)} as well"
+
+
+def _asked_scopes(agent: AgentSettings, card: dict[str, Any]) -> dict[int, tuple[str, ...]]:
+    """The scopes that the card chooses, by the position of the credential that has none of the operator's."""
+    try:
+        uses = choose_credentials(card, agent.auth)
+    except AgentError:  # under the settings of today it asks for nothing that we have
+        return {}
+    chosen = ((use, agent.auth[use.position]) for use in uses)
+    return {
+        use.position: use.scopes
+        for use, credential in chosen
+        if isinstance(credential, OAuth2Credential | OpenIdCredential) and not credential.scopes
+    }
+
+
 def _weakened_skills(before: _Security, now: _Security) -> Iterator[str]:
     """A skill that is there has to demand as much as before. Of one that is gone, perhaps to another name, what it
     demanded has to be demanded somewhere: a delegation names no skill, and is shown what all of them demand."""
@@ -177,10 +205,10 @@ class _Security:
         """Raises AgentRefused."""
         schemes = read_schemes(card)
         lists = defaultdict[str | None, set[_List]](set)
-        for place in places(card):
-            found = frozenset(map(_demands, read_alternatives(place, schemes)))
+        for each in read_lists(card, schemes):
+            found = frozenset(map(_demands, each.alternatives))
             if frozenset() not in found:
-                lists[place.skill].add(found)
+                lists[each.skill].add(found)
         skills = frozenset(skill_id(skill) for skill in _objects(card.get("skills")))
         return cls(schemes=schemes, skills=skills, lists=lists)
 

@@ -17,7 +17,8 @@ from typing import Any
 from delegation.answers import load_json
 from delegation.cards import standard_headers
 from delegation.errors import AgentError, AgentRefused, AnswerTooLarge, AuthenticationRefused, CallAmbiguous
-from delegation.outbound import Exchange, GuardedTransport
+from delegation.exchange import Exchange
+from delegation.outbound import GuardedTransport
 from delegation.replies import JSONRPC, Question, explain_status, read_reply
 from delegation.settings import AgentSettings
 
@@ -26,6 +27,7 @@ CARD_PATH = "/.well-known/agent-card.json"
 OLDER_CARD_PATH = "/.well-known/agent.json"
 CARD_DEADLINE_S = 10.0
 LEAST_FRESH_S = 1.0
+MOST_OF_VALIDATOR = 300
 #: No such card here: look at the older path. Anything else (a 401 above all) is an answer.
 _NOT_HERE = (404, 410)
 _QUESTION = Question(method="card", binding=JSONRPC)
@@ -46,7 +48,7 @@ class Validators:
         if url != self.url:
             return {}
         named = {"If-None-Match": self.etag, "If-Modified-Since": self.last_modified}
-        return {name: value for name, value in named.items() if value}
+        return {name: value for name, value in named.items() if value and _is_plain(value)}
 
 
 NONE_KEPT = Validators()
@@ -128,8 +130,13 @@ def _validators(url: str, headers: Mapping[str, str]) -> Validators:
     return Validators(
         url=url,
         etag=etag if _ENTITY_TAG.fullmatch(etag) else "",
-        last_modified=last_modified if _read_date(last_modified) and len(last_modified) < 64 else "",
+        last_modified=last_modified if _is_plain(last_modified) and _read_date(last_modified) else "",
     )
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it can be a header of ours."""
+    return len(text) <= MOST_OF_VALIDATOR and text.isascii() and text.isprintable()
 
 
 def said_fresh_s(headers: Mapping[str, str]) -> float | None:

@@ -19,11 +19,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import structlog
+
 from delegation.card_changes import Changes, compare, fingerprint, short
 from delegation.card_fetch import CARD_DEADLINE_S, NONE_KEPT, CardAnswer, ask_for_card, bounded_fresh_s
 from delegation.card_keys import KEYS_DEADLINE_S
 from delegation.card_signatures import VerifyingKey, verify_card
-from delegation.card_verdict import Kind, Signed, Verdict, kind_of, trust_of
+from delegation.card_verdict import Kind, Signed, Verdict, judging_of, kind_of, trust_of
 from delegation.cards import CheckedCard, check_card
 from delegation.errors import (
     AgentBusy,
@@ -46,6 +48,8 @@ STALE_TTLS = 24
 EXTENDED_DEADLINE_S = 5.0
 #: For all of a look together.
 LOOK_DEADLINE_S = 18.0
+
+log = structlog.get_logger("delegation")
 
 #: Asks an authenticated agent for its extended card within so many seconds (spec section 3.1.11). Raises AgentError.
 ExtendedOf = Callable[[AgentSettings, CheckedCard, float], Any]
@@ -138,21 +142,31 @@ class CardPipeline:
         try:
             answer = self._ask(run, kept)
             if answer.unreadable:
-                return self._stale(run, kept, paused, "agent.protocol") or self._failed(
-                    run, AgentRefused(answer.unreadable)
-                )
+                unreadable = AgentRefused(answer.unreadable)
+                return self._stale(run, kept, paused, CallAmbiguous(unreadable.detail)) or self._failed(run, unreadable)
             return self._judge(run, answer)
         except (AgentUnreachable, AgentBusy, CallAmbiguous) as error:
-            return self._stale(run, kept, paused, error.code) or self._failed(run, error)
+            return self._stale(run, kept, paused, error) or self._failed(run, error)
         except RecursionError:
             return self._failed(run, AgentRefused("card_invalid: it is nested too deeply"))
         except AgentError as error:
             return self._failed(run, error)
+        except Exception as error:
+            return self._failed(run, unforeseen(agent, error))
+
+    def judged(self, agent: AgentSettings) -> str:
+        """What a refusal of this process's is made by (see `Verdict.is_about`)."""
+        return judging_of(agent, self._participant_id, self._max_bytes)
 
     def judge_pinned(self, agent: AgentSettings, card: Any) -> Verdict:
         """A card that the operator wrote down: verified and checked, compared with nothing. Raises AgentError."""
         run = _Run(agent=agent, now=0.0, deadline_at=time.monotonic() + LOOK_DEADLINE_S)
-        checked, signed = self._verified(run, card)
+        try:
+            checked, signed = self._verified(run, card)
+        except AgentError:
+            raise
+        except Exception as error:
+            raise unforeseen(agent, error) from None
         return Verdict(url=agent.url, trust=trust_of(agent), card=checked.raw, signed=signed)
 
     def _ask(self, run: _Run, kept: Verdict | None) -> CardAnswer:
@@ -222,7 +236,7 @@ class CardPipeline:
         found = replace(verdict, card=checked.raw, base=verdict.card, signed=signed)
         return Look(verdict=found, checked=replace(checked, fetched_at=verdict.fetched_at))
 
-    def _stale(self, run: _Run, kept: Verdict | None, paused: Verdict | None, code: str) -> Look | None:
+    def _stale(self, run: _Run, kept: Verdict | None, paused: Verdict | None, error: AgentError) -> Look | None:
         """The card accepted last, if it is not too old to serve without its server; what was paused stays so."""
         if kept is None or kept.kind or run.is_forgotten:
             return None
@@ -230,20 +244,28 @@ class CardPipeline:
             return Look(verdict=paused)
         if run.now - kept.confirmed_at > STALE_TTLS * self._ttl_s:
             return None
-        verdict = replace(kept, stale=code, fresh_s=min(STALE_RETRY_S, self._ttl_s))
-        return Look(verdict=verdict, remarks=(Remark(event="card.stale", facts=(("code", code),)),))
+        fresh_s, judged = min(STALE_RETRY_S, self._ttl_s), self.judged(run.agent)
+        verdict = replace(kept, stale=error.code, detail=error.detail, judged=judged, fresh_s=fresh_s)
+        return Look(verdict=verdict, remarks=(Remark(event="card.stale", facts=(("code", error.code),)),))
 
     def _failed(self, run: _Run, error: AgentError) -> Look:
         is_refused = isinstance(error, AgentRefused | AuthenticationRefused | UnsupportedExtensionError)
         verdict = Verdict(
             url=run.agent.url,
             trust=trust_of(run.agent),
+            judged=self.judged(run.agent),
             kind=kind_of(error),
             detail=error.detail,
             fetched_at=_timestamp(run.now),
             fresh_s=min(REFUSAL_TTL_S if is_refused else FAILURE_TTL_S, self._ttl_s),
         )
         return Look(verdict=verdict)
+
+
+def unforeseen(agent: AgentSettings, error: Exception) -> AgentRefused:
+    """For what nobody thought of: a card that makes something of ours crash is refused, and stops no other agent."""
+    log.error("card.crashed", agent=agent.id, error=type(error).__name__, exc_info=error)
+    return AgentRefused(f"card_invalid: {type(error).__name__}")
 
 
 def base_changes(agent: AgentSettings, accepted: Verdict | None, found: Verdict) -> Changes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -26,6 +27,9 @@ from delegation.settings import AgentSettings
 
 #: Whoever waits for an operator looks again this often.
 PAUSED_RETRY_S = 30.0
+
+#: What is shown of an agent, and how its tasks are watched.
+_NOT_JUDGING = {"name", "description", "skills", "updates", "follow_interval", "on_ambiguous_send", "secret_headers"}
 
 
 class Kind(StrEnum):
@@ -69,12 +73,13 @@ class Verdict:
 
     url: str = ""  #: as configured: at another one is another agent
     trust: str = ""  #: the settings that its signatures were judged by
+    judged: str = ""  #: `judging_of` whoever looked
     card: Any = None
     base: Any = None  #: what the card's URL served, where an extended card counts in its place
     signed: Signed = Signed.NO
     kind: Kind = Kind.NONE
     detail: str = ""
-    stale: str = ""  #: why this is an older card: its server does not answer now
+    stale: str = ""  #: code of why this is an older card: its server does not answer now; `detail` says more
     fetched_at: str = ""  #: RFC 3339, UTC
     confirmed_at: float = 0.0  #: Redis time of the server's last word on it
     looked_at: float = 0.0  #: Redis time
@@ -91,9 +96,18 @@ class Verdict:
         """Why there is no card for new work."""
         return AgentPaused(self.detail, PAUSED_RETRY_S) if self.is_paused else _ERRORS[self.kind](self.detail)
 
-    def is_about(self, agent: AgentSettings) -> bool:
-        """Whether it was made under the settings of today."""
-        return (self.url, self.trust) == (agent.url, trust_of(agent))
+    def is_about(self, agent: AgentSettings, judged: str) -> bool:
+        """Whether it counts under these settings, which `judged` (judging_of) is of.
+
+        A card is checked by whoever reads it, and what is paused waits for an operator. Why there is none holds for
+        those who would have asked and judged alike; and that a secret is missing, for the process that looked for it.
+        """
+        if (self.url, self.trust) != (agent.url, trust_of(agent)):
+            return False
+        if self.kind is Kind.NO_CREDENTIAL or self.stale == CredentialUnavailable.code:
+            return False
+        is_shared = self.is_paused or not (self.kind or self.stale)
+        return is_shared or self.judged == judged
 
     @property
     def is_paused(self) -> bool:
@@ -108,6 +122,16 @@ class Verdict:
 def trust_of(agent: AgentSettings) -> str:
     """The settings that decide whether a card's signatures are good enough."""
     return f"{agent.signature_keys or ''} {'required' if agent.require_signature else ''}".strip()
+
+
+def judging_of(agent: AgentSettings, *others: object) -> str:
+    """A digest of all that decides what this agent's card is asked for with and judged by, and of ``others`` that do.
+
+    Of secrets there are references alone, and of headers the names.
+    """
+    judged = agent.model_dump(mode="json", exclude=_NOT_JUDGING)
+    judged |= {"headers": sorted(agent.secret_headers), "others": [str(other) for other in others]}
+    return hashlib.sha256(json.dumps(judged, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def kind_of(error: AgentError) -> Kind:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from delegation.answers import PATH_SAFE_ID, one_line
 from delegation.errors import AgentRefused, UnsupportedExtensionError
@@ -25,6 +25,9 @@ from delegation.task_extension import TASK_EXTENSION
 
 IMPLEMENTED_EXTENSIONS = frozenset({TASK_EXTENSION})
 BINDINGS = (JSONRPC, HTTP_JSON)
+
+#: Of a card's version that is compared with the settings'.
+LONGEST_VERSION = 128
 
 _VERSION_1_0 = re.compile(r"1\.0(\.\d+)?")
 _EMPTY: tuple[Any, ...] = (None, "", [])
@@ -169,7 +172,9 @@ def _check_interface(agent: AgentSettings, entry: dict[str, Any], where: str) ->
     except ValueError as error:
         raise _invalid(f"{where}.url {error}") from None
     if origin not in allowed_origins(agent):
-        raise AgentRefused(one_line(f"card_origin_refused: {where}.url is at {origin}, not among the agent's origins"))
+        advice = f"if you trust it, add it to `origins` of {agent.id}"
+        what = f"card_origin_refused: {where}.url is at {origin}, not among the agent's origins"
+        raise AgentRefused(f"{one_line(what, 300)}; {advice}")
     if "#" in url or ("?" in url and binding == HTTP_JSON):
         raise _invalid(f"{where}.url must not have a query or fragment")
     if tenant and not (isinstance(tenant, str) and PATH_SAFE_ID.fullmatch(tenant)):
@@ -193,11 +198,17 @@ def _check_version(agent: AgentSettings, version: str) -> None:
         return
     shown = one_line(version, 40)
     try:
-        satisfied = SpecifierSet(agent.version).contains(Version(version), prereleases=True)
-    except InvalidVersion:
+        satisfied = SpecifierSet(agent.version).contains(Version(_bounded(version)), prereleases=True)
+    except ValueError:  # InvalidVersion is one; so is a number that int() takes for too long
         raise AgentRefused(f"card version {shown!r} cannot be compared with {agent.version}") from None
     if not satisfied:
         raise AgentRefused(f"card version {shown!r} does not satisfy {agent.version}")
+
+
+def _bounded(version: str) -> str:
+    if len(version) > LONGEST_VERSION:
+        raise ValueError("too long")
+    return version
 
 
 def _read_extensions(capabilities: dict[str, Any]) -> Iterator[Extension]:

@@ -58,8 +58,9 @@ from delegation.errors import (
     MethodNotOffered,
 )
 from delegation.events import PreparedRequest, read_event, read_stream_response
+from delegation.exchange import Exchange, exchanging
 from delegation.http_client import build_http
-from delegation.outbound import Exchange, GuardedTransport, Route, drive, exchanging
+from delegation.outbound import GuardedTransport, Route, drive
 from delegation.outgoing import json_restorer, with_sender
 from delegation.redaction import mask_known
 from delegation.replies import JSONRPC, Question, read_reply
@@ -240,10 +241,12 @@ class AgentClient:
         request = DeleteTaskPushNotificationConfigRequest(task_id=agent_task_id, id=config_id)
         self._call(_DELETE_PUSH, lambda: self._sdk.delete_task_push_notification_config(request), deadline_s)
 
-    def extended_card(self, *, deadline_s: float) -> Any:
+    def extended_card(self, *, deadline_s: float, max_bytes: int) -> Any:
         """GetExtendedAgentCard (spec section 3.1.11): the card for those who have shown who they are, as raw JSON."""
         request = GetExtendedAgentCardRequest(tenant=self.card.interface.tenant)
-        return self._call(_EXTENDED_CARD, lambda: self._sdk.get_extended_agent_card(request), deadline_s)
+        return self._call(
+            _EXTENDED_CARD, lambda: self._sdk.get_extended_agent_card(request), deadline_s, max_bytes=max_bytes
+        )
 
     def route(self) -> Route:
         """How a subscription may be sent. Raises CredentialUnavailable: a certificate that cannot be read."""
@@ -312,12 +315,13 @@ class AgentClient:
         *,
         push: PushConfig | None = None,
         edit_body: Callable[[bytes], bytes] | None = None,
+        max_bytes: int | None = None,
     ) -> Any:
         """One exchange, and what its answer says."""
         until = time.monotonic() + deadline_s
 
         def attempt(presented: Presented) -> Any:
-            exchange = self._new_exchange(method, until, presented, edit_body=edit_body)
+            exchange = self._new_exchange(method, until, presented, edit_body=edit_body, max_bytes=max_bytes)
             self._perform(method, start, exchange)
             question = self._question(method, exchange, presented, push)
             return read_reply(question, exchange.status, exchange.headers, exchange.body)
@@ -346,11 +350,19 @@ class AgentClient:
                 raise
         return attempt(other)
 
-    def _new_exchange(self, method: _Method, deadline_at: float, presented: Presented, **options: Any) -> Exchange:
+    def _new_exchange(
+        self,
+        method: _Method,
+        deadline_at: float,
+        presented: Presented,
+        *,
+        max_bytes: int | None = None,
+        **options: Any,
+    ) -> Exchange:
         return Exchange(
             deadline_at=deadline_at,
             present=presented,
-            max_bytes=self._max_bytes,
+            max_bytes=max_bytes or self._max_bytes,
             event_bytes=self._event_bytes,
             stand_in=method.stand_in(self._binding),
             **options,

@@ -24,7 +24,8 @@ from delegation.auth_settings import (
     OpenIdCredential,
 )
 from delegation.errors import ConfigurationError, CredentialUnavailable
-from delegation.outbound import GuardedTransport, Headers
+from delegation.exchange import Headers
+from delegation.outbound import GuardedTransport
 from delegation.redaction import conceal
 from delegation.secret_values import read_secret
 from delegation.security import CredentialUse

@@ -264,9 +264,15 @@ def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment:
         wait = min(max(wait, moment.rules.recheck_first_s) * progress.failures, AUTH_RETRY_MAX_S)
     after = look_again(replace(delegation, progress=progress), moment.now + wait)
     story = (HistoryEntry(cause=cause, state=before.state, text=f"{error.code}: {error.detail}"),)
+    counts, reached = refused_credentials(error), was_reached(error)
     if before.failures:
-        return Change(after=after, reached=was_reached(error))
-    return Change(after=after, history=story, begins_to_fail=error.code, reached=was_reached(error))
+        return Change(after=after, counts=counts, reached=reached)
+    return Change(after=after, history=story, counts=counts, begins_to_fail=error.code, reached=reached)
+
+
+def refused_credentials(error: AgentError) -> tuple[str, ...]:
+    """The counter of calls that an agent answered 401 or 403."""
+    return ("credentials_refused",) if isinstance(error, AuthenticationRefused) else ()
 
 
 def _has_moved(progress: Progress, error: AgentError) -> bool:
@@ -282,14 +288,15 @@ def _has_moved(progress: Progress, error: AgentError) -> bool:
 def not_started(delegation: Delegation, error: AgentError, moment: Moment) -> Change:
     """The message certainly did not arrive: try again later, FAILED when the agent stays away too long."""
     progress = replace(delegation.progress, intent_at=None, empty_lookups=0)
-    change = postpone(replace(delegation, progress=progress), error, cause=Cause.SENT, moment=moment)
+    cause = Cause.HELD if isinstance(error, AgentPaused | NotTried) else Cause.SENT
+    change = postpone(replace(delegation, progress=progress), error, cause=cause, moment=moment)
     since = change.after.progress.failing_since
     if isinstance(error, AgentPaused):  # until an operator accepts its card, or the deadline
         return change
     if since is not None and moment.now - since >= moment.rules.unavailable_after_s:
         is_ours = isinstance(error, CredentialUnavailable)
         reason, reached = Reason.AUTH_FAILED if is_ours else Reason.AGENT_UNAVAILABLE, change.reached
-        return fail(change.after, reason, error.detail, cause=Cause.SENT, moment=moment, reached=reached)
+        return fail(change.after, reason, error.detail, cause=cause, moment=moment, reached=reached)
     return change
 
 

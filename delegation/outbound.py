@@ -4,8 +4,8 @@ The SDK's client is async. Nothing in a call has to suspend if the I/O beneath i
 :class:`GuardedTransport` does it over httpcore's synchronous pool and :func:`drive` runs a coroutine in one step.
 No event loop, nothing to fork, no cancellation that could leak a connection.
 
-Only this module opens sockets to agents. It raises our errors alone, by what is certain: nothing was sent
-(`AgentUnreachable`), we refused to send (`AgentRefused`), or it may have happened (`CallAmbiguous`).
+Only this module, with its sockets (sockets.py), reaches agents. It raises our errors alone, by what is certain:
+nothing was sent (`AgentUnreachable`), we refused to send (`AgentRefused`), or it may have happened (`CallAmbiguous`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ import functools
 import io
 import os
 import re
-import select
-import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import httpcore
@@ -30,24 +26,19 @@ import httpx
 from delegation.answers import one_line
 from delegation.errors import AgentRefused, AgentUnreachable, AnswerTooLarge, CallAmbiguous
 from delegation.events import EventSplitter
-from delegation.origins import Origin, origin_of, read_origin, refused_address, resolve
+from delegation.exchange import Exchange, Headers, Present, current, exchanging
+from delegation.origins import Origin, origin_of, read_origin
+from delegation.sockets import CheckedBackend
 
-#: A black-holed address must not hold a worker for the whole call.
-CONNECT_AT_MOST_S = 10.0
 #: Twice the threads of a recommended worker: the pool is never what a call waits for.
 MAX_CONNECTIONS = 64
 #: Below the 5 s after which uvicorn and node close an idle connection, so that we rarely write to a closing one.
 KEEPALIVE_S = 4.0
 _OURS = frozenset({b"accept-encoding", b"cookie", b"content-length", b"transfer-encoding"})
-#: How often a wait is interrupted to see whether the answer is still wanted.
-GLANCE_S = 0.02
 #: Redirects that keep method and body (RFC 9110 sections 15.4.8 and 15.4.9).
 _MOVED = (307, 308)
 
 T = TypeVar("T")
-#: Names and values as they go over the wire.
-Headers = list[tuple[bytes, bytes]]
-Present = Callable[[httpx.URL, Headers], tuple[httpx.URL, Headers]] | None
 
 
 class Presenter(Protocol):
@@ -55,62 +46,6 @@ class Presenter(Protocol):
 
     def present(self, until: float) -> Present: ...
     def present_others(self, refused: Any, until: float) -> Present: ...
-
-
-@dataclass(slots=True, kw_only=True)
-class Exchange:
-    """One request and its answer: the limits going in, what happened coming out.
-
-    ``stand_in`` is handed to the SDK in place of the answer: what the agent said is read from ``body`` by us,
-    so the SDK need not parse it and cannot lose it. ``edit_body`` has the last word on the request's bytes.
-
-    ``present`` puts our credentials into a request that may leave, last of all.
-
-    An answer that is an event stream goes to ``on_event``, where there is one, event by event, until it says stop
-    (True); any other answer is read into ``body`` all the same. Whoever is told may bring ``deadline_at`` forward.
-
-    Once ``is_unwanted`` says True, no more is waited for, as if the deadline had come.
-    """
-
-    deadline_at: float  #: on the monotonic clock
-    max_bytes: int  #: of the whole answer
-    stand_in: bytes | None = None
-    edit_body: Callable[[bytes], bytes] | None = None
-    present: Present = field(default=None, repr=False)
-    on_event: Callable[[bytes], bool] | None = None
-    event_bytes: int = 0
-    only_build: bool = False  #: build the request and open no socket
-    is_unwanted: Callable[[], bool] | None = None
-    may_move: bool = True  #: a redirect within the origin that keeps method and body is followed, once
-    url: str = field(default="", repr=False)  #: with a key of ours in its query, perhaps
-    request: httpcore.Request | None = field(default=None, repr=False)
-    request_body: bytes = field(default=b"", repr=False)
-    sent: int = 0  #: bytes of the request the socket has taken
-    status: int = 0  #: 0: no answer yet
-    headers: Mapping[str, str] = field(default_factory=dict)  #: of the answer, names in lower case
-    body: bytes = b""
-    is_stream: bool = False  #: the answer was an event stream
-    was_cut: bool = False  #: it ended within an event
-
-    def seconds_left(self) -> float:
-        """Seconds until the deadline; raises once there are none, so every wait is bounded by it."""
-        left = self.deadline_at - time.monotonic()
-        if left <= 0 or (self.is_unwanted is not None and self.is_unwanted()):
-            raise httpcore.ReadTimeout("deadline")
-        return left
-
-
-_exchange: ContextVar[Exchange] = ContextVar("_exchange")
-
-
-@contextmanager
-def exchanging(exchange: Exchange) -> Iterator[Exchange]:
-    """Every request of this thread within the block is `exchange`."""
-    token = _exchange.set(exchange)
-    try:
-        yield exchange
-    finally:
-        _exchange.reset(token)
 
 
 def drive(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -161,7 +96,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """For the SDK. Sends within the current :class:`Exchange`; never suspends."""
-        exchange = _exchange.get()
+        exchange = current()
         content = await request.aread()
         self._send(request.method, request.url, request.headers.raw, content, exchange)
         is_moved = exchange.may_move and exchange.status in _MOVED
@@ -269,7 +204,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             "max_connections": self._max_connections,
             "max_keepalive_connections": self._max_idle,
             "keepalive_expiry": KEEPALIVE_S,
-            "network_backend": _Backend(),
+            "network_backend": CheckedBackend(),
         }
         return httpcore.HTTPProxy(self._proxy, **options) if self._proxy else httpcore.ConnectionPool(**options)
 
@@ -351,147 +286,6 @@ def say(error: Exception) -> str:
         is_early = "without sending" in str(error) or "unexpectedly closed" in str(error)
         return "closed before the answer was whole" if is_early else "the answer is not HTTP"
     return one_line(str(error), 160) or type(error).__name__
-
-
-class _Wire(httpcore.NetworkStream):
-    """A socket whose every wait ends at the deadline of the exchange in this thread, whoever opened it.
-
-    What is written leaves with the first read: headers and body in one packet, and one place that counts it.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._unsent = b""
-
-    def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002  the exchange's deadline counts
-        self._unsent += buffer
-
-    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002  as above
-        exchange = _exchange.get()
-        if self._unsent:
-            self._flush(exchange)
-        try:
-            return _receive(self._sock, max_bytes, exchange)
-        except TimeoutError:
-            raise httpcore.ReadTimeout("deadline") from None
-        except ssl.SSLError as error:
-            if _is_about_our_certificate(error):  # TLS 1.3 says so after the handshake, and before it reads a request
-                exchange.sent = 0
-                raise httpcore.ConnectError(f"TLS: {_say_alert(error)}") from error
-            raise httpcore.ReadError(_say(error)) from error
-        except OSError as error:
-            raise httpcore.ReadError(_say(error)) from error
-
-    def _flush(self, exchange: Exchange) -> None:
-        is_for_proxy = self._unsent.startswith(b"CONNECT ")  # the agent gets nothing of it, and A2A has no such method
-        pending, self._unsent = memoryview(self._unsent), b""
-        try:
-            while pending:
-                self._sock.settimeout(exchange.seconds_left())
-                taken = self._sock.send(pending)
-                exchange.sent += 0 if is_for_proxy else taken
-                pending = pending[taken:]
-        except TimeoutError:
-            raise httpcore.WriteTimeout("deadline") from None
-        except OSError as error:
-            if not exchange.sent:
-                raise httpcore.WriteError(_say(error)) from error
-            # The agent may have answered early and closed; the read that follows tells.
-
-    def close(self) -> None:
-        self._sock.close()
-
-    def start_tls(
-        self,
-        ssl_context: ssl.SSLContext,
-        server_hostname: str | None = None,
-        timeout: float | None = None,  # noqa: ARG002  as above
-    ) -> httpcore.NetworkStream:
-        try:
-            self._sock.settimeout(_exchange.get().seconds_left())
-            return _Wire(ssl_context.wrap_socket(self._sock, server_hostname=server_hostname))
-        except TimeoutError:
-            self.close()
-            raise httpcore.ConnectTimeout("TLS") from None
-        except (OSError, ValueError) as error:
-            self.close()
-            raise httpcore.ConnectError(f"TLS: {getattr(error, 'verify_message', '') or _say_alert(error)}") from error
-
-    def get_extra_info(self, info: str) -> Any:
-        if info == "is_readable":
-            return _is_readable(self._sock)
-        if info == "ssl_object":
-            return self._sock if isinstance(self._sock, ssl.SSLSocket) else None
-        return self._sock if info == "socket" else None
-
-
-class _Backend(httpcore.NetworkBackend):
-    """Opens connections to addresses that were checked, and only to those."""
-
-    def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ARG002  as above
-        local_address: str | None = None,  # noqa: ARG002  httpcore's signature
-        socket_options: Iterable[Any] | None = None,  # noqa: ARG002  httpcore's signature
-    ) -> httpcore.NetworkStream:
-        until = time.monotonic() + min(CONNECT_AT_MOST_S, _exchange.get().seconds_left())
-        try:
-            addresses = resolve(host, port, until - time.monotonic())
-        except TimeoutError:
-            raise httpcore.ConnectTimeout("resolve") from None
-        except (OSError, UnicodeError) as failure:
-            raise httpcore.ConnectError(f"resolve: {_say(failure)}") from failure
-        error: Exception = httpcore.ConnectError("no address")
-        for position, address in enumerate(addresses):
-            if (refusal := refused_address(address)) is not None:
-                error = httpcore.ConnectError(refusal)
-                continue
-            # A dead first address must leave time for the others.
-            patience = (until - time.monotonic()) / (len(addresses) - position)
-            try:
-                sock = socket.create_connection((address, port), timeout=max(patience, 0.001))
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                return _Wire(sock)
-            except TimeoutError:
-                error = httpcore.ConnectTimeout("connect")
-            except OSError as failure:
-                error = httpcore.ConnectError(_say(failure))
-        raise error
-
-
-def _receive(sock: socket.socket, max_bytes: int, exchange: Exchange) -> bytes:
-    while exchange.is_unwanted is not None:
-        sock.settimeout(min(GLANCE_S, exchange.seconds_left()))
-        with suppress(TimeoutError):
-            return sock.recv(max_bytes)
-    sock.settimeout(exchange.seconds_left())
-    return sock.recv(max_bytes)
-
-
-def _is_readable(sock: socket.socket) -> bool:
-    """Whether an idle connection was closed by the agent (or speaks out of turn): either way not to be used."""
-    if sock.fileno() < 0:
-        return True
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _say(error: Exception) -> str:
-    return getattr(error, "strerror", None) or type(error).__name__
-
-
-def _is_about_our_certificate(error: ssl.SSLError) -> bool:
-    reason = getattr(error, "reason", None) or ""
-    return "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason)
-
-
-def _say_alert(error: Exception) -> str:
-    """OpenSSL's words for it, without the place in its source."""
-    reason = getattr(error, "reason", None)
-    return reason.lower().replace("_", " ") if isinstance(reason, str) else _say(error)
 
 
 @functools.cache

@@ -125,10 +125,16 @@ class RedisAccess:
         try:
             yield
         except redis.RedisError as error:
-            raise StoreUnavailable(f"Redis does not answer: {error}") from error
+            raise StoreUnavailable(what_is_wrong(error)) from error
 
     def close(self) -> None:
         self.client.close()
+
+
+def what_is_wrong(error: BaseException) -> str:
+    """One that knows us not, or denies us a command, did answer."""
+    is_refusal = isinstance(error, redis.AuthenticationError | redis.exceptions.NoPermissionError)
+    return f"Redis {'refuses us' if is_refusal else 'does not answer'}: {error}"
 
 
 def new_operation_id() -> str:

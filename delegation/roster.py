@@ -17,7 +17,7 @@ from delegation.card_cache import CardCache
 from delegation.card_changes import Changes
 from delegation.card_fetch import CARD_DEADLINE_S
 from delegation.card_keys import load_keys
-from delegation.card_pipeline import CardPipeline, changes_since
+from delegation.card_pipeline import CardPipeline, changes_since, unforeseen
 from delegation.card_verdict import Verdict
 from delegation.cards import CheckedCard, Interface, at_interface, check_card
 from delegation.client import TOKEN_DEADLINE_S, AgentClient
@@ -158,6 +158,10 @@ class Roster:
             card = self._cards.look(agent).outcome
         except AgentError:  # somebody else fetches it just now
             card = self._cards.under_way(agent)
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            card = unforeseen(agent, error)
         return listed(agent, card) if isinstance(card, CheckedCard) else None
 
     def _describe(self, agent: AgentSettings) -> dict[str, Any]:
@@ -177,6 +181,8 @@ class Roster:
             raise
         except DelegationError as error:
             row |= {"reason": row["reason"] or reason_of(error)}
+        except Exception as error:
+            row |= {"reason": row["reason"] or reason_of(unforeseen(agent, error))}
         return row
 
     def _client_for(self, agent: AgentSettings, card: CheckedCard, participant_id: str) -> AgentClient:
@@ -204,7 +210,7 @@ class Roster:
 
     def _extended_card(self, agent: AgentSettings, card: CheckedCard, left_s: float) -> Any:
         client = self._client_for(agent, card, self._settings.server.participant_id)
-        return client.extended_card(deadline_s=left_s)
+        return client.extended_card(deadline_s=left_s, max_bytes=self._settings.limits.card_bytes)
 
 
 def _speaks_alike(one: CheckedCard, other: CheckedCard) -> bool:

@@ -12,14 +12,16 @@ from delegation.errors import DelegationError
 from delegation.security import describe_credentials
 from delegation.settings import AgentSettings
 from delegation.texts import NAME_CHARS, SKILL_DESCRIPTION_CHARS, clean, clean_and_tell
+from delegation.times import rfc3339
 from delegation.watch import choose
 
 #: A card may name thousands.
 MOST_SKILLS = 50
 MOST_CUT_NAMED = 10
+_REASON_CHARS = 300
 _NAMES = (
     *("id", "name", "version", "accepted", "paused", "reason", "watch", "skills"),
-    *("auth", "signed", "fingerprint", "card_fetched_at"),
+    *("auth", "signed", "fingerprint", "card_fetched_at", "stale"),
 )
 
 log = structlog.get_logger("delegation")
@@ -38,7 +40,14 @@ def facts_of_verdict(verdict: Verdict) -> dict[str, Any]:
         "signed": verdict.signed.value if has_card else None,
         "fingerprint": verdict.fingerprint or None,
         "card_fetched_at": verdict.fetched_at if has_card else None,
+        "stale": _stale(verdict) if verdict.stale else None,
     }
+
+
+def _stale(verdict: Verdict) -> str:
+    """Why the card accepted last serves, and since when without its server's word."""
+    since = rfc3339(verdict.confirmed_at)
+    return clean(f"{verdict.stale} since {since}: {verdict.detail}", _REASON_CHARS)
 
 
 def facts_of_card(agent: AgentSettings, card: CheckedCard, base_url: str | None) -> dict[str, Any]:

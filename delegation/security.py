@@ -22,8 +22,16 @@ from delegation.auth_settings import (
     OpenIdCredential,
 )
 from delegation.config_values import is_key_name
-from delegation.errors import UnsupportedExtensionError
-from delegation.security_schemes import CARD, Demand, Place, SecurityScheme, places, read_alternatives, read_schemes
+from delegation.errors import AgentRefused, UnsupportedExtensionError
+from delegation.security_schemes import (
+    CARD,
+    MOST_SCOPES,
+    Demand,
+    DemandList,
+    SecurityScheme,
+    read_lists,
+    read_schemes,
+)
 
 #: Schemes of one alternative that advice is given for.
 MOST_ADVICE = 4
@@ -48,17 +56,14 @@ def choose_credentials(card: Mapping[str, Any], credentials: Sequence[Credential
     UnsupportedExtensionError, which says what to configure, and AgentRefused for a card that is not readable.
     """
     schemes = read_schemes(card)
-    found = list(places(card))
-    if not schemes and not found:
+    lists = read_lists(card, schemes)
+    if not lists:
         return _all_of(credentials)
     if not credentials:
-        raise _missing(schemes, found)
-    lists = [(place.name, read_alternatives(place, schemes)) for place in found]
-    if not lists:  # schemes are declared, and nothing says which: any of them
-        lists = [(CARD, [(Demand(scheme=scheme, scopes=()),) for scheme in schemes.values()])]
+        raise _missing(schemes, lists)
     chosen: tuple[CredentialUse, ...] = ()
-    for where, alternatives in lists:
-        chosen = _choose(where, alternatives, credentials, chosen)
+    for each in lists:
+        chosen = _choose(each.name, each.alternatives, credentials, chosen)
     return chosen
 
 
@@ -95,7 +100,7 @@ def _choose(
         if len(found) == len(demands) and (united := _united(chosen, found, credentials)) is not None:
             return united
         lacking = [demand.scheme for demand, use in zip(demands, uses, strict=True) if use is None]
-        problems.append(_advice_on(lacking) or "two of its schemes want the same place in a request")
+        problems.append(_advice_on(lacking, credentials) or "two of its schemes want the same place in a request")
     if not problems:
         return chosen
     place = "" if where == CARD else f" (for {where})"
@@ -126,6 +131,8 @@ def _united(
             return None
         scopes = tuple(dict.fromkeys((*other.scopes, *use.scopes)))
         by_slot[slot] = CredentialUse(position=use.position, scheme=other.scheme, scopes=scopes)
+    if sum(len(use.scopes) for use in by_slot.values()) > MOST_SCOPES:
+        raise AgentRefused(f"card_invalid: more than {MOST_SCOPES} scopes are asked for")
     return tuple(by_slot.values())
 
 
@@ -165,43 +172,58 @@ def _fits(credential: Credential, scheme: SecurityScheme) -> bool:
             return scheme.kind == "openIdConnect" or (is_named and scheme.kind in _BEARER_LIKE)
 
 
-def _advice_on(schemes: Sequence[SecurityScheme]) -> str:
+def _advice_on(schemes: Sequence[SecurityScheme], credentials: Sequence[Credential]) -> str:
     more = f"; and {len(schemes) - MOST_ADVICE} more" if len(schemes) > MOST_ADVICE else ""
-    return "; ".join(map(_advice, schemes[:MOST_ADVICE])) + more
+    return "; ".join(_advice(scheme, credentials) for scheme in schemes[:MOST_ADVICE]) + more
 
 
-def _advice(scheme: SecurityScheme) -> str:
-    """What an operator would write for it. The card's token URL is shown, and never used."""
+def _advice(scheme: SecurityScheme, credentials: Sequence[Credential]) -> str:
+    """What an operator would do about it, all of it on one line. The card's token URL is shown, and never used."""
+    for credential in credentials:
+        if credential.scheme is not None and _fits(credential.model_copy(update={"scheme": scheme.name}), scheme):
+            what = f'your {credential.type} is bound to scheme = "{credential.scheme}"'
+            return one_line(f'{scheme.name}: {what}; bind it to "{scheme.name}", or add a block for that', 300)
     match scheme.kind:
         case "apiKey" if scheme.location not in _LOCATIONS or not is_key_name(scheme.key_name):
             return one_line(f"{scheme}: no place that a key of ours is ever put in", 200)
-        case "apiKey":
-            what = f'type = "api_key", in = "{scheme.location}", name = "{scheme.key_name}"'
-        case "http bearer" | "http basic":
-            what = f'type = "{scheme.kind.removeprefix("http ")}"'
-        case "oauth2" if scheme.token_url:
-            what = f'type = "oauth2", token_url = "{scheme.token_url}" if you trust it'
-        case "openIdConnect":
-            what = 'type = "oidc"'
-        case "mutualTLS":
-            what = 'type = "mtls"'
-        case "oauth2":
-            what = f'type = "bearer", scheme = "{scheme.name}": no client credentials there'
         case "undeclared":
             return one_line(f"{scheme.name}: not among the card's securitySchemes", 200)
+    block = _block(scheme)
+    if not block:
+        return one_line(f"{scheme}: of no kind that we speak", 200)
+    return one_line(f"{scheme.name}: add [[agents.auth]] {block}", 400)
+
+
+def _block(scheme: SecurityScheme) -> str:
+    """All that a block for it has to have; empty where there is none."""
+    client = 'client_id = "…", client_secret = "env:…"'
+    match scheme.kind:
+        case "apiKey":
+            return f'type = "api_key", in = "{scheme.location}", name = "{scheme.key_name}", key = "env:…"'
+        case "http bearer":
+            return 'type = "bearer", token = "env:…"'
+        case "http basic":
+            return 'type = "basic", username = "…", password = "env:…"'
+        case "oauth2" if scheme.token_url:
+            return f'type = "oauth2", {client}, token_url = "{scheme.token_url}" if you trust it'
+        case "oauth2":
+            return f'type = "bearer", token = "env:…", scheme = "{scheme.name}": no client credentials there'
+        case "openIdConnect":
+            return f'type = "oidc", issuer = "https://…", {client}'
+        case "mutualTLS":
+            return 'type = "mtls", certificate = "file:…", key = "file:…"'
         case _:
-            return one_line(f"{scheme}: of no kind that we speak", 200)
-    return one_line(f"{scheme.name}: add [[agents.auth]] {what}", 300)
+            return ""
 
 
-def _missing(schemes: Mapping[str, SecurityScheme], found: Sequence[Place]) -> UnsupportedExtensionError:
+def _missing(schemes: Mapping[str, SecurityScheme], lists: Sequence[DemandList]) -> UnsupportedExtensionError:
     """Nothing is configured: whatever the card asks for, we lack."""
-    for place in found:
-        for demands in read_alternatives(place, schemes):
+    for each in lists:
+        for demands in each.alternatives:
             if demands:
-                said = "" if place.skill is None else f" (for {place.name})"
-                advice = _advice_on([demand.scheme for demand in demands])
+                said = "" if each.skill is None else f" (for {each.name})"
+                advice = _advice_on([demand.scheme for demand in demands], ())
                 return UnsupportedExtensionError(f"auth_missing{said}: {advice}")
     if schemes:
-        return UnsupportedExtensionError(f"auth_missing: {_advice(next(iter(schemes.values())))}")
-    return UnsupportedExtensionError(f"auth_missing: {found[0].name} declares securityRequirements without a scheme")
+        return UnsupportedExtensionError(f"auth_missing: {_advice(next(iter(schemes.values())), ())}")
+    return UnsupportedExtensionError(f"auth_missing: {lists[0].name} declares securityRequirements without a scheme")

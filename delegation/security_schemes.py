@@ -19,6 +19,8 @@ from delegation.errors import AgentRefused
 MOST_SCHEMES = 64
 MOST_ALTERNATIVES = 32
 MOST_SCOPES = 64
+#: Lists of alternatives, of the card and its skills.
+MOST_LISTS = 256
 #: The place of the card's own list.
 CARD = "card"
 
@@ -70,6 +72,19 @@ class Place:
         return _name_of(self.skill)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DemandList:
+    """A list of alternatives that was read, and whose it is."""
+
+    skill: str | None
+    alternatives: Sequence[tuple[Demand, ...]]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return _name_of(self.skill)
+
+
 def read_schemes(card: Mapping[str, Any]) -> dict[str, SecurityScheme]:
     """The card's schemes by name."""
     raw = card.get("securitySchemes")
@@ -84,6 +99,7 @@ def read_schemes(card: Mapping[str, Any]) -> dict[str, SecurityScheme]:
 
 def places(card: Mapping[str, Any]) -> Iterator[Place]:
     """Each list of alternatives that the card has."""
+    found = 0
     skills = card.get("skills")
     listed_skills = [skill for skill in skills if isinstance(skill, dict)] if isinstance(skills, list) else []
     for skill, owner in ((None, card), *((skill_id(each), each) for each in listed_skills)):
@@ -95,6 +111,9 @@ def places(card: Mapping[str, Any]) -> Iterator[Place]:
                 raise AgentRefused(f"card_invalid: {_name_of(skill)}: {key} is not a list of objects")
             if len(listed) > MOST_ALTERNATIVES:
                 raise AgentRefused(f"card_invalid: {_name_of(skill)}: more than {MOST_ALTERNATIVES} {key}")
+            found += 1
+            if found > MOST_LISTS:
+                raise AgentRefused(f"card_invalid: more than {MOST_LISTS} lists of securityRequirements")
             yield Place(skill=skill, listed=listed)
 
 
@@ -126,6 +145,14 @@ def read_alternatives(place: Place, schemes: Mapping[str, SecurityScheme]) -> li
         )
         alternatives.append(demands)
     return alternatives
+
+
+def read_lists(card: Mapping[str, Any], schemes: Mapping[str, SecurityScheme]) -> list[DemandList]:
+    """All that the card demands. Where schemes are declared, and nothing says which, any one of them will do."""
+    found = [DemandList(skill=place.skill, alternatives=read_alternatives(place, schemes)) for place in places(card)]
+    if found or not schemes:
+        return found
+    return [DemandList(skill=None, alternatives=[(Demand(scheme=scheme, scopes=()),) for scheme in schemes.values()])]
 
 
 def _scopes(raw: object) -> tuple[str, ...]:

@@ -154,6 +154,7 @@ class Starting(Steps):
             reset = replace(delegation, progress=replace(delegation.progress, intent_at=None, push_config=False))
             reason, cause = _reason_of(error), Cause.SENT
             change = endings.fail(reset, reason, error.detail, cause=cause, moment=moment, reached=True)
+            change = replace(change, counts=(*change.counts, *decide.refused_credentials(error)))
         elif isinstance(error, CallAmbiguous):
             change = decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
         else:

@@ -40,6 +40,7 @@ class Cause(StrEnum):
 
     OPENED = "opened"
     SENT = "sent"
+    HELD = "held"  #: a start of which nothing left: the agent is paused, or its credentials or circuit stood in the way
     PUSH = "push"
     FOLLOW = "follow"
     POLL = "poll"

@@ -22,8 +22,9 @@ from authlib.oauth2.client import OAuth2Client
 from delegation.answers import load_json, one_line
 from delegation.auth_settings import OAuth2Credential, OpenIdCredential
 from delegation.errors import AgentError, ConfigurationError, CredentialUnavailable
+from delegation.exchange import Exchange
 from delegation.origins import read_origin
-from delegation.outbound import Exchange, GuardedTransport
+from delegation.outbound import GuardedTransport
 from delegation.redaction import conceal, mask_known
 from delegation.secret_values import read_secret
 

@@ -49,7 +49,7 @@ COMMANDS = {
 
 #: What to do about it, where the error itself does not say.
 _ADVICE: dict[type[DelegationError], str] = {
-    StoreUnavailable: "is it running? `delegation doctor` checks",
+    StoreUnavailable: "is it running, and redis.url right? `delegation doctor` checks",
     UnknownDelegation: "`delegation list` shows those that are kept",
     UnknownWorkflow: "`delegation workflow list` shows those that are kept",
     DelegationEnded: "`delegation show` tells more",

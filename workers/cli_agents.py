@@ -12,11 +12,12 @@ from rich.text import Text
 
 from delegation.card_changes import short
 from delegation.errors import StoreUnavailable
+from delegation.redis_access import what_is_wrong
 from delegation.roster import Review, Roster
 from workers.cli_group import NearestGroup
 from workers.cli_show import make_console, plain_table, print_json, print_table
 from workers.composition import make_roster
-from workers.doctor import redis_address
+from workers.doctor import redis_address, secret_advice
 from workers.printable import one_line
 from workers.runtime import runtime
 
@@ -78,7 +79,7 @@ def agents_table(agents: Sequence[dict[str, Any]]) -> Table:
     table = plain_table("ID", "NAME", "VERSION", "ACCEPTED", "WATCH", "AUTH", "SIGNED", "SKILLS OR REASON")
     for agent in agents:
         skills = ", ".join(one_line(str(skill["name"]), 40) for skill in agent["skills"])
-        said = skills if agent["accepted"] else one_line(str(agent["reason"]), _REASON_LIMIT)
+        said = skills if agent["accepted"] else one_line(f"{agent['reason']}{secret_advice(agent)}", _REASON_LIMIT)
         table.add_row(
             agent["id"],
             one_line(agent["name"] or "-", 40),
@@ -95,6 +96,8 @@ def agents_table(agents: Sequence[dict[str, Any]]) -> Table:
 def _accepted(agent: Mapping[str, Any]) -> Text:
     if agent["paused"]:
         return Text("paused", style="yellow")
+    if agent["accepted"] and agent["stale"]:
+        return Text("yes, stale", style="yellow")
     return Text("yes", style="green") if agent["accepted"] else Text("no", style="red")
 
 
@@ -113,7 +116,7 @@ def _roster() -> Iterator[Roster]:
     try:
         yield roster
     except StoreUnavailable as error:
-        cause = error.__cause__ or error
-        raise StoreUnavailable(f"{redis_address(context.store)}: Redis does not answer: {cause}") from None
+        cause = what_is_wrong(error.__cause__ or error)
+        raise StoreUnavailable(f"{redis_address(context.store)}: {cause}") from None
     finally:
         roster.close()

@@ -17,6 +17,7 @@ from delegation.store import Store
 from delegation.texts import printable
 from workers.canvas import open_delegation, publish_start
 from workers.carrier import carrying_app
+from workers.cli_absence import AbsenceTeller
 from workers.cli_question import how_to_answer, question_line
 from workers.cli_show import (
     delegations_table,
@@ -171,10 +172,12 @@ def _wait_for(delegation_id: str) -> Delegation:
     """It has ended."""
     store = runtime().store
     asked: tuple[int, int] | None = None
+    absence = AbsenceTeller()
     for _ in changes(store, delegation_id.partition(".")[0], None):
         delegation = store.load(delegation_id).delegation
         if delegation.outcome is not None:
             return delegation
+        absence.look(delegation)
         question = delegation.progress.question
         if question is not None and is_asking(delegation) and asked != (question.number, question.turn):
             asked = (question.number, question.turn)  # refused, a reply leaves the same one open again

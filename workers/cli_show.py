@@ -14,13 +14,13 @@ from rich.text import Text
 
 from delegation.agent_task import TaskState
 from delegation.endings import receipt
-from delegation.errors import AgentPaused, AuthenticationRefused, CredentialUnavailable
 from delegation.state import Delegation, Phase
 from delegation.texts import NAME_CHARS, clean, printable
 from delegation.workflow import Workflow, WorkflowState
+from workers.cli_absence import absence_kind, absence_text
 from workers.cli_joins import join_news, nested_rows
 from workers.cli_question import how_to_answer, question_line, question_text, size_text
-from workers.descriptions import CANCELLED, away_since, describe_continuation, is_asking
+from workers.descriptions import CANCELLED, describe_continuation, is_asking
 from workers.printable import json_text, one_line
 
 _STYLES = {
@@ -327,7 +327,7 @@ def _news(each: Delegation) -> Text:
         return Text(words(each))
     made = artifact_names(each.progress.artifact_names)
     pieces = (words(each), turn_text(each), f"artifacts: {made}" if made else "", cancel_text(each))
-    return Text(" – ".join(filter(None, pieces)), style="yellow" if _unavailable(each) else "dim")
+    return Text(" – ".join(filter(None, pieces)), style="yellow" if absence_kind(each) else "dim")
 
 
 def words(each: Delegation) -> str:
@@ -335,8 +335,8 @@ def words(each: Delegation) -> str:
     if each.outcome is not None:
         reason = f"{each.outcome.reason}: " if each.outcome.reason else ""
         return clean(reason + each.outcome.text, _TEXT_LIMIT)
-    if unavailable := _unavailable(each):
-        return unavailable
+    if absence := absence_text(each):
+        return absence
     if is_asking(each):
         return question_line(each, _TEXT_LIMIT)
     waiting = "waiting for a worker" if each.phase is Phase.OPENED else ""
@@ -360,24 +360,6 @@ def cancel_text(each: Delegation) -> str:
 def _time_left(each: Delegation, now: float) -> str:
     deadline_at = each.timers.deadline_at
     return duration(deadline_at - now) if deadline_at and each.outcome is None else ""
-
-
-#: By the code of the last failure; all others are "agent unavailable".
-_ABSENCES = {
-    AuthenticationRefused.code: "agent refuses our credentials",
-    CredentialUnavailable.code: "our credentials for the agent cannot be had",
-    AgentPaused.code: "agent paused for its changed card",
-}
-
-
-def _unavailable(each: Delegation) -> str:
-    """Since when calls to its agent fail; empty while they do not, or nobody waits for the agent."""
-    since = away_since(each)
-    if since is None:
-        return ""
-    at = datetime.fromtimestamp(since, UTC).strftime("%H:%M:%S")
-    what = _ABSENCES.get(each.progress.failing_code, "agent unavailable")
-    return f"{what} since {at}, tried {_times(each.progress.failures)}"
 
 
 def _coloured(state: str) -> Text:

@@ -14,6 +14,7 @@ from delegation.errors import InvalidArguments
 from delegation.state import Delegation
 from delegation.store import Store
 from delegation.texts import clean
+from workers.cli_absence import AbsenceTeller
 from workers.cli_delegations import leave_it_running, load, read_text, tell_outcome, tell_question
 from workers.cli_question import question_text
 from workers.cli_show import exit_code_of, inbox_table, make_console, print_json, print_table
@@ -153,10 +154,12 @@ def _tell_kept(before: Delegation, number: int) -> None:
 
 def _after_reply(store: Store, delegation_id: str, number: int) -> Delegation:
     """It has ended, or asks again when that reply was sent."""
+    absence = AbsenceTeller()
     for _ in changes(store, delegation_id.partition(".")[0], None):
         delegation = store.load(delegation_id).delegation
         if delegation.outcome is not None or (is_asking(delegation) and delegation.progress.turn >= number):
             return delegation
+        absence.look(delegation)
     raise AssertionError("without a timeout this waits for ever")
 
 

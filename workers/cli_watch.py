@@ -18,6 +18,7 @@ from delegation.state import Delegation, Phase, Watch
 from delegation.store import Store
 from delegation.workflow import Workflow as WorkflowRecord
 from delegation.workflow import WorkflowState
+from workers.cli_absence import ANSWERS_AGAIN, absence_kind
 from workers.cli_question import how_to_answer, question_line
 from workers.cli_show import (
     artifact_names,
@@ -166,8 +167,10 @@ class Seen:
 
     state: TaskState
     watch: Watch | None
+    has_ended: bool
     said: object  #: what its words come from
     words: str = field(compare=False)  #: of an agent that is away, with how often it was tried
+    absence: str  #: why calls to its agent fail
     answer: str  #: how to answer what it asks
     question: tuple[int, int]  #: a question, and the number of the last reply before it
     turn: str
@@ -178,9 +181,11 @@ class Seen:
         """What is new, in one line; what has not changed is not said again."""
         known = before.artifacts if before else ()
         made = artifact_names([name for name in self.artifacts if name not in known])
+        is_back = before is not None and before.absence and not (self.absence or self.has_ended)
         is_asked = self.answer and (before is None or self.question != before.question)
         pieces = (
             self.words if is_asked or before is None or self.said != before.said else "",
+            ANSWERS_AGAIN if is_back else "",
             self.answer if is_asked else "",
             self.turn if before is None or self.turn != before.turn else "",
             f"artifacts: {made}" if made else "",
@@ -191,12 +196,14 @@ class Seen:
 
 def see(each: Delegation) -> Seen:
     progress, question = each.progress, each.progress.question
-    asks = question is not None and is_asking(each)
+    asks, absence = question is not None and is_asking(each), absence_kind(each)
     return Seen(
         state=each.state,
         watch=progress.watch,
-        said=(progress.status_text, progress.failing_since, each.phase is Phase.OPENED, each.outcome is None),
+        has_ended=each.outcome is not None,
+        said=(progress.status_text, progress.failing_since, absence, each.phase is Phase.OPENED, each.outcome is None),
         words=words(each),
+        absence=absence,
         answer=how_to_answer(each) if asks else "",
         question=(question.number, question.turn) if question is not None and asks else (0, 0),
         turn=turn_text(each),

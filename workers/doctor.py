@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -14,7 +14,13 @@ import httpx
 from kombu.exceptions import KombuError, OperationalError
 
 from delegation.card_changes import SHORT
-from delegation.errors import ConfigurationError, DelegationError, StateLost, StoreUnavailable
+from delegation.errors import (
+    ConfigurationError,
+    CredentialUnavailable,
+    DelegationError,
+    StateLost,
+    StoreUnavailable,
+)
 from delegation.settings import CONFIG_VARIABLE, DEFAULT_FILE, Settings
 from delegation.store import Store
 from workers.carrier import carrying_app
@@ -240,7 +246,19 @@ def _agents(settings: Settings, store: Store, asked: list[dict[str, Any]]) -> It
     asked += rows
     for row in rows:
         name = f"agent {row['id']}"
-        yield _ok(name, _accepted(row)) if row["accepted"] else _failed(name, str(row["reason"]))
+        if row["accepted"] and row["stale"]:
+            yield _warning(name, f"card is stale: {row['stale']}{secret_advice(row)}; {_accepted(row)}")
+        elif row["accepted"]:
+            yield _ok(name, _accepted(row))
+        else:
+            yield _failed(name, f"{row['reason']}{secret_advice(row)}")
+
+
+def secret_advice(row: Mapping[str, Any]) -> str:
+    """Where a secret was looked for that is missing: workers have another environment than a shell."""
+    said = f"{row['reason']} {row['stale']}"
+    is_missing = CredentialUnavailable.code in said and "env:" in said
+    return " (looked for in this shell's environment; workers have their own)" if is_missing else ""
 
 
 def _accepted(row: dict[str, Any]) -> str:

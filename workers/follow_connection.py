@@ -24,7 +24,8 @@ import httpx
 from delegation.errors import AgentRefused, AgentUnreachable, CallAmbiguous
 from delegation.events import PreparedRequest
 from delegation.origins import Origin, origin_of, refused_address, resolve
-from delegation.outbound import CONNECT_AT_MOST_S, Route, say
+from delegation.outbound import Route, say
+from delegation.sockets import CONNECT_AT_MOST_S
 from workers.follow_flights import Flights
 
 #: Streams of one agent that are being opened at the same time.

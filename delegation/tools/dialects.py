@@ -38,9 +38,10 @@ from a2a.types import (
 
 from delegation.answers import load_json
 from delegation.errors import CallAmbiguous
+from delegation.exchange import Exchange, Headers, exchanging
 from delegation.http_client import open_http
 from delegation.origins import Origin
-from delegation.outbound import Exchange, GuardedTransport, Headers, drive, exchanging
+from delegation.outbound import GuardedTransport, drive
 from delegation.replies import JSONRPC
 from delegation.tools.descriptor import Dialect, Expanded
 from delegation.tools.failures import transport_text

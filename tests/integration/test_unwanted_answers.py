@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from delegation.errors import CallAmbiguous
-from delegation.outbound import Exchange, GuardedTransport, drive, exchanging
+from delegation.exchange import Exchange, exchanging
+from delegation.outbound import GuardedTransport, drive
 from tests.support.identity import Authority
 from tests.support.raw_server import RawServer, Seen, hangs, http, says
 

@@ -84,7 +84,7 @@ def get_token(url: str, deadline_s: float) -> int:
     credential = OAuth2Credential.model_validate(
         {"type": "oauth2", "token_url": f"{url}/token", "client_id": "us", "client_secret": "env:CLIENT_SECRET"}
     )
-    TokenSource(credential, (), lambda at: GuardedTransport([read_origin(at)])).token()
+    TokenSource(credential, (), lambda at: GuardedTransport([read_origin(at)])).token(until=time.monotonic() + 30)
     return 0
 
 
@@ -93,14 +93,14 @@ def discover(url: str, deadline_s: float) -> int:
     credential = OpenIdCredential.model_validate(
         {"type": "oidc", "issuer": url, "client_id": "us", "client_secret": "env:CLIENT_SECRET"}
     )
-    TokenSource(credential, (), lambda at: GuardedTransport([read_origin(at)])).token()
+    TokenSource(credential, (), lambda at: GuardedTransport([read_origin(at)])).token(until=time.monotonic() + 30)
     return 0
 
 
 def load_signature_keys(url: str, deadline_s: float) -> int:
     agent = AgentSettings(id="agent", url="http://127.0.0.1:9", signature_keys=f"{url}/keys", allow_http=True)
     with closing(GuardedTransport([read_origin(url)])) as transport:
-        load_keys(agent, lambda _: transport)
+        load_keys(agent, transport)
     return 0
 
 

@@ -90,7 +90,7 @@ def every_call(client: AgentClient) -> dict[str, Callable[[], object]]:
         "ListTasks": lambda: client.find_task(ContextId("c1"), "m1", deadline_s=DEADLINE_S),
         "CancelTask": lambda: client.cancel_task(T1, deadline_s=DEADLINE_S),
         "DeleteTaskPushNotificationConfig": lambda: client.delete_push_config(T1, "p1", deadline_s=DEADLINE_S),
-        "GetExtendedAgentCard": lambda: client.extended_card(deadline_s=DEADLINE_S),
+        "GetExtendedAgentCard": lambda: client.extended_card(deadline_s=DEADLINE_S, max_bytes=1_000_000),
     }
 
 

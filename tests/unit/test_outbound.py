@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from delegation.errors import AgentRefused, AgentUnreachable
+from delegation.exchange import Exchange, exchanging
 from delegation.origins import Origin, read_origin, refused_address, resolve
-from delegation.outbound import Exchange, GuardedTransport, drive, exchanging
+from delegation.outbound import GuardedTransport, drive
 
 HOME = "http://127.0.0.1:9"
 

@@ -1,4 +1,4 @@
-"""Speak A2A 1.0 to one agent through the official SDK's client; a synchronous face.
+"""Speak A2A, 1.0 or 0.3, to one agent through the official SDK's client; a synchronous face.
 
 The SDK builds and sends every request, over our transport (`outbound.py`). What comes back is read by us from the
 bytes of the answer (`replies.py`, `answers.py`): the SDK does not compare JSON-RPC ids, loses an answer over one
@@ -64,6 +64,7 @@ from delegation.outgoing import json_restorer, with_sender
 from delegation.replies import JSONRPC, Question, read_reply
 from delegation.settings import AgentSettings, LimitSettings
 from delegation.streamed_task import StreamedTask
+from delegation.version_0_3 import VERSION as VERSION_0_3
 
 #: Enough to hold the agent's last message, which may stand before one of ours.
 HISTORY = 2
@@ -123,13 +124,14 @@ class AgentClient:
         self.card = card
         self._participant_id = participant_id
         self._binding = card.interface.binding
+        self._version = card.interface.version
         self._max_bytes = limits.answer_bytes
         self._event_bytes = limits.event_bytes
         self._stream_start_s = stream_start_s
         self._secrets = tuple(value for value in agent.headers.values() if len(value) >= 8)
-        http = build_http(agent, card, participant_id, transport)
-        self._sdk = _build_sdk_client(card, http, streaming=False)
-        self._streaming_sdk = _build_sdk_client(card, http, streaming=True)
+        self._http = build_http(agent, card, participant_id, transport)
+        self._sdk = _build_sdk_client(card, self._http, streaming=False)
+        self._streaming_sdk = _build_sdk_client(card, self._http, streaming=True)
 
     def start_task(
         self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
@@ -155,7 +157,7 @@ class AgentClient:
             lambda: _exhaust(self._sdk.send_message(self._build_send(message, push))),
             deadline_s,
             push=push,
-            edit_body=json_restorer(message, self._participant_id, self._binding),
+            edit_body=self._restorer(message),
         )
         return self._taken(message, read_send_answer(result))
 
@@ -212,8 +214,10 @@ class AgentClient:
         Proof is our message id in a task's history. An agent may keep no history, or send none in lists. Then the
         context speaks: its id is ours, unguessable and used for one delegation, so a single task in it can only be
         the one its first message started; two or more prove nothing, and neither does one for a later message of
-        the context. A task whose history lacks our message is not ours, context or not.
+        the context. A task whose history lacks our message is not ours, context or not. A2A 0.3 has no such method.
         """
+        if self._version == VERSION_0_3:
+            raise MethodNotOffered("ListTasks: A2A 0.3 has no such method")
         until = time.monotonic() + deadline_s
         without_history: list[AgentTask] = []
         page_token = ""
@@ -233,6 +237,11 @@ class AgentClient:
     def delete_push_config(self, agent_task_id: AgentTaskId, config_id: str, *, deadline_s: float) -> None:
         """DeleteTaskPushNotificationConfig; deleting it twice is no error (spec section 3.1.10)."""
         request = DeleteTaskPushNotificationConfigRequest(task_id=agent_task_id, id=config_id)
+        if self._version == VERSION_0_3 and self._binding != JSONRPC:  # the SDK's transport for it has no such call
+            path = f"/v1/tasks/{agent_task_id}/pushNotificationConfigs/{config_id}"
+            url = f"{self.card.interface.url.removesuffix('/')}{path}"
+            self._call(_DELETE_PUSH, lambda: self._http.delete(url), deadline_s)
+            return
         self._call(_DELETE_PUSH, lambda: self._sdk.delete_task_push_notification_config(request), deadline_s)
 
     def extended_card(self, *, deadline_s: float) -> Any:
@@ -264,8 +273,7 @@ class AgentClient:
         """SendStreamingMessage, read as far as `start_task` needs it."""
         hear_until = time.monotonic() + self._stream_start_s
         heard = StreamedTask()
-        edit = json_restorer(message, self._participant_id, self._binding)
-        exchange = self._new_exchange(_STREAM, until, signature, edit_body=edit)
+        exchange = self._new_exchange(_STREAM, until, signature, edit_body=self._restorer(message))
         question = functools.cache(lambda: self._question(_STREAM, exchange, signature, push))
 
         values_left = MAX_VALUES  # of all events: what they say is kept until the end
@@ -361,7 +369,11 @@ class AgentClient:
             names_task=method.names_task,
             had_push_config=push is not None,
             secrets=(*secrets, push.token) if push else secrets,
+            version=self._version,
         )
+
+    def _restorer(self, message: OutgoingMessage) -> Callable[[bytes], bytes] | None:
+        return json_restorer(message, self._participant_id, self._binding, self._version)
 
     def _build_send(self, message: OutgoingMessage, push: PushConfig | None) -> SendMessageRequest:
         texts = [Part(text=text) for text in message.texts]

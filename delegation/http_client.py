@@ -33,7 +33,9 @@ def build_http(
     """No cookies, proxies or redirects; every request is an exchange of `transport`."""
     return _CookielessClient(
         transport=transport,
-        headers=standard_headers(agent, participant_id, extensions=card.active_extensions),
+        headers=standard_headers(
+            agent, participant_id, extensions=card.active_extensions, version=card.interface.version
+        ),
         timeout=httpx.Timeout(None),  # the exchange's deadline bounds every wait
         follow_redirects=False,
         trust_env=False,

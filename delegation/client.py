@@ -125,6 +125,7 @@ class AgentClient:
         self._participant_id = participant_id
         self._binding = card.interface.binding
         self._version = card.interface.version
+        self._subscribes_by_get = False
         self._max_bytes = limits.answer_bytes
         self._event_bytes = limits.event_bytes
         self._stream_start_s = stream_start_s
@@ -140,8 +141,11 @@ class AgentClient:
 
         The stream is closed once the task is past SUBMITTED, or `stream_start_s` after the call began if a task is
         known by then. However a stream ends that has named a task: the task as known so far is the answer. Raises as
-        `send_message` does; MethodNotOffered: nothing was started, the same message may go by `send_message`.
+        `send_message` does; MethodNotOffered: nothing was started, the same message may go by `send_message`. In 0.3 a
+        message with a push config goes by that at once: a2a-sdk 0.3's server pushes nothing once its stream was left.
         """
+        if push is not None and self._version == VERSION_0_3:
+            return self.send_message(message, push=push, deadline_s=deadline_s)
         until = time.monotonic() + deadline_s
         return self._taken(message, self._signed(lambda signature: self._hear_start(message, push, until, signature)))
 
@@ -189,12 +193,21 @@ class AgentClient:
         built = exchange.request
         assert built is not None
         return PreparedRequest(
-            method=built.method.decode(),
+            method="GET" if self._subscribes_by_get else built.method.decode(),
             url=exchange.url,
             headers=list(built.headers),
             content=exchange.request_body,
             question=self._question(_SUBSCRIBE, exchange, signature, None),
         )
+
+    def subscribe_otherwise(self) -> bool:
+        """The subscription was answered 405: whether there is another way, from now on taken.
+
+        HTTP+JSON of 0.3: POST by the specification (0.3.0 section 3.5.6), which comes first, GET by a2a-sdk's servers.
+        """
+        has_another = self._version == VERSION_0_3 and self._binding != JSONRPC and not self._subscribes_by_get
+        self._subscribes_by_get = self._subscribes_by_get or has_another
+        return has_another
 
     def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float, history: int = HISTORY) -> AgentTask:
         """GetTask with the last `history` messages. An answer about another task is CallAmbiguous."""

@@ -189,6 +189,8 @@ def _read_result(question: Question, body: bytes) -> Any:
         raise _read_rpc_error(question, answer) or CallAmbiguous(f"{question.method}: the error is not readable")
     if answer.get("id") != question.request_id:
         raise CallAmbiguous(f"{question.method}: the answer's id is not the request's")
+    if "result" not in answer and question.version == VERSION_0_3:
+        return None  # so a2a-sdk 0.3 writes null, which is what a removal answers
     if "result" not in answer:
         raise CallAmbiguous(f"{question.method}: the answer has neither a result nor an error")
     return answer["result"]

@@ -8,6 +8,8 @@ which is protobuf's (`content`, `msg`, `{"data": {"data": …}}`).
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -21,6 +23,7 @@ HINT = 'protocol = "0.3" in its [[agents]] block allows it'
 WRAPPED = "data_part_compat"
 
 _VERSION = re.compile(r"0\.3(\.\d+)?")
+_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _ROLES = {"user": "ROLE_USER", "agent": "ROLE_AGENT"}
 _UNKNOWN_STATE = "TASK_STATE_UNSPECIFIED"
 #: What HTTP+JSON servers of 0.3 say of an error, if they say more than the status.
@@ -220,7 +223,19 @@ def _read_part(raw: Any, is_protobuf: bool) -> Any:
 def _read_file(file: dict[str, Any]) -> dict[str, Any]:
     names = {"uri": "url", "fileWithUri": "url", "bytes": "raw", "fileWithBytes": "raw"}
     names |= {"name": "filename", "mimeType": "mediaType", "mime_type": "mediaType"}
-    return {names[name]: value for name, value in file.items() if name in names and value not in (None, "")}
+    read = {names[name]: value for name, value in file.items() if name in names and value not in (None, "")}
+    if "fileWithBytes" in file and isinstance(read.get("raw"), str):
+        read["raw"] = _encoded_once(read["raw"])
+    return read
+
+
+def _encoded_once(raw: str) -> str:
+    """The servers that write `fileWithBytes` encode what is base64 already once more."""
+    try:
+        inside = base64.b64decode(raw, validate=True)
+    except (ValueError, binascii.Error):
+        return raw
+    return inside.decode("ascii") if inside and _BASE64.fullmatch(inside) else raw
 
 
 def _read_data(part: dict[str, Any], is_protobuf: bool) -> dict[str, Any]:

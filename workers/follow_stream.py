@@ -229,6 +229,8 @@ class Reading:
     async def _read_error(self, plan: Plan, answer: Answer) -> None:
         """Raises what the answer means."""
         if answer.status in _NO_SUCH_CALL:
+            if plan.client.subscribe_otherwise():
+                raise CallAmbiguous(f"SubscribeToTask: HTTP {answer.status}; there is another way")
             raise MethodNotOffered(f"SubscribeToTask: HTTP {answer.status}")
         body = await answer.read(self._around.pace.answer_within_s)
         try:

@@ -36,6 +36,15 @@ _PATHS = (
     (r"(GET|POST) /tasks/[^/]+:subscribe", "SubscribeToTask"),
     (r"DELETE /tasks/[^/]+/pushNotificationConfigs/[^/]+", "DeleteTaskPushNotificationConfig"),
 )
+#: What A2A 0.3 called them.
+_OLD_NAMES = {
+    "message/send": "SendMessage",
+    "message/stream": "SendStreamingMessage",
+    "tasks/get": "GetTask",
+    "tasks/cancel": "CancelTask",
+    "tasks/resubscribe": "SubscribeToTask",
+    "tasks/pushNotificationConfig/delete": "DeleteTaskPushNotificationConfig",
+}
 
 
 _failed: dict[str, str] = {}
@@ -49,7 +58,7 @@ class NotInstalled(Exception):
 class Call:
     """One request that a peer got."""
 
-    method: str  #: A2A's name, or "GET /path"
+    method: str  #: A2A 1.0's name, or "GET /path"
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
@@ -60,7 +69,7 @@ class Call:
     @property
     def message(self) -> dict[str, Any]:
         """What a send brought."""
-        found: dict[str, Any] = self.params.get("message", {})
+        found: dict[str, Any] = self.params.get("message") or _with_1_0s_names(self.params.get("request", {}))
         return found
 
     @property
@@ -134,6 +143,12 @@ def fasta2a_peer(directory: Path, name: str = "fasta2a", *flags: str) -> Peer:
     return Peer(name, [str(python), "-m", "tests.peers.fasta2a_agent", *flags], log=directory / f"{name}.log")
 
 
+def a2a_03_peer(directory: Path, name: str = "a2a03", *flags: str) -> Peer:
+    """On the last a2a-sdk that speaks A2A 0.3 alone. Raises NotInstalled."""
+    python = install_a2a_03() / "bin" / "python"
+    return Peer(name, [str(python), "-m", "tests.peers.a2a_03_agent", *flags], log=directory / f"{name}.log")
+
+
 # ---------------------------------------------------------------- installing
 
 
@@ -154,8 +169,16 @@ def install_js() -> Path:
 @cache
 def install_fasta2a() -> Path:
     """A Python environment with fasta2a and without us."""
-    requirements = SOURCES / "fasta2a_requirements.txt"
+    return _environment("fasta2a", SOURCES / "fasta2a_requirements.txt")
 
+
+@cache
+def install_a2a_03() -> Path:
+    """A Python environment with a2a-sdk 0.3 and without us."""
+    return _environment("a2a03", SOURCES / "a2a_03_requirements.txt")
+
+
+def _environment(name: str, requirements: Path) -> Path:
     def make(directory: Path) -> None:
         _run([sys.executable, "-I", "-m", "venv", str(directory)], ROOT)
         pip = [
@@ -169,7 +192,7 @@ def install_fasta2a() -> Path:
         ]
         _run([*pip, "--requirement", str(requirements)], ROOT)
 
-    return _installed("fasta2a", [sys.version, requirements.read_text(encoding="utf-8")], make)
+    return _installed(name, [sys.version, requirements.read_text(encoding="utf-8")], make)
 
 
 def _installed(name: str, made_from: Sequence[str], make: Callable[[Path], None]) -> Path:
@@ -226,7 +249,7 @@ def _run(command: Sequence[str], directory: Path) -> None:
 def _read_call(entry: dict[str, Any]) -> Call:
     body = json.loads(entry["body"]) if entry["body"].startswith("{") else {}
     return Call(
-        method=body.get("method") or _method_of(entry["method"], entry["path"]),
+        method=_OLD_NAMES.get(body.get("method", ""), body.get("method")) or _method_of(entry["method"], entry["path"]),
         path=entry["path"],
         headers=entry["headers"],
         body=body,
@@ -237,5 +260,11 @@ def _read_call(entry: dict[str, Any]) -> Call:
 
 
 def _method_of(verb: str, path: str) -> str:
-    line = f"{verb} {path.removeprefix('/rest')}"
+    line = f"{verb} {path.removeprefix('/rest').removeprefix('/v1')}"
     return next((name for pattern, name in _PATHS if re.fullmatch(pattern, line)), line)
+
+
+def _with_1_0s_names(message: dict[str, Any]) -> dict[str, Any]:
+    """As HTTP+JSON's messages of 0.3 come from the SDK: in protobuf's names."""
+    names = {"message_id": "messageId", "context_id": "contextId", "task_id": "taskId", "content": "parts"}
+    return {names.get(name, name): value for name, value in message.items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from delegation.errors import AgentRefused, AgentTaskNotCancelable, AgentTaskNot
 from delegation.events import read_event
 from delegation.outgoing import json_restorer
 from delegation.replies import HTTP_JSON, JSONRPC, Question, read_reply
-from delegation.settings import AgentSettings
+from delegation.settings import AgentSettings, load_settings
 from delegation.version_0_3 import to_1_0, without_address
 from tests.support.cases import case_input
 
@@ -154,6 +156,21 @@ def test_c061_the_headers_are_those_of_the_version() -> None:
     headers = standard_headers(settings(), "us", extensions=("urn:a", "urn:b"), version="0.3")
     assert (headers["A2A-Version"], headers["X-A2A-Extensions"]) == ("0.3", "urn:a,urn:b")
     assert "A2A-Extensions" not in headers
+
+
+def test_the_docs_show_a_configuration_that_allows_it(tmp_path: Path) -> None:
+    """docs/versions.md: the block works as it stands, and the reason is the one that a refused card gets."""
+    text = (Path(__file__).parents[2] / "docs" / "versions.md").read_text(encoding="utf-8")
+    block = re.search(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    file = tmp_path / "delegation.toml"
+    file.write_text(block[1], encoding="utf-8")
+    agent = load_settings(file).agent("ledger")
+    card = old_card(url=f"{agent.url}/a2a")
+    assert check_card(agent, card).interface.version == "0.3"
+    with pytest.raises(AgentRefused) as refusal:
+        check_card(agent.model_copy(update={"protocol": "1.0"}), card)
+    assert f"\n    {refusal.value.detail}\n" in text
 
 
 # ------------------------------------------------------------ what is said, in JSON-RPC's spelling
@@ -303,7 +320,7 @@ def test_an_unknown_state_keeps_its_spelling() -> None:
 
 
 def test_an_answer_in_protobufs_spelling_is_the_same_task() -> None:
-    """`content`, `{"data": {"data": …}}`, roles and states in capitals, British English."""
+    """`content`, `{"data": {"data": …}}`, bytes encoded twice, roles and states in capitals, British English."""
     old = {
         "task": {
             "id": "t1",
@@ -315,7 +332,12 @@ def test_an_answer_in_protobufs_spelling_is_the_same_task() -> None:
             "artifacts": [
                 {
                     "artifactId": "a",
-                    "parts": [{"data": {"data": {"x": 1}}}, {"file": {"fileWithUri": "https://f", "name": "f"}}],
+                    "parts": [
+                        {"data": {"data": {"x": 1}}},
+                        {"file": {"fileWithUri": "https://f", "name": "f"}},
+                        {"file": {"fileWithBytes": "VW05dFpRPT0=", "mimeType": "text/plain"}},
+                        {"file": {"fileWithBytes": "AP8="}},
+                    ],
                 }
             ],
         }
@@ -323,7 +345,12 @@ def test_an_answer_in_protobufs_spelling_is_the_same_task() -> None:
     answer = read_send_answer(to_1_0(old, is_protobuf=True))
     assert isinstance(answer, AgentTask)
     assert (answer.state, answer.status_text) == (TaskState.CANCELED, "no")
-    assert answer.artifacts[0].parts == ({"data": {"x": 1}}, {"url": "https://f", "filename": "f"})
+    assert answer.artifacts[0].parts == (
+        {"data": {"x": 1}},
+        {"url": "https://f", "filename": "f"},
+        {"raw": "Um9tZQ==", "mediaType": "text/plain"},
+        {"raw": "AP8="},
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from delegation.errors import (
 )
 from delegation.outbound import GuardedTransport
 from delegation.settings import AgentSettings
+from delegation.version_0_3 import is_card_of_0_3
 
 REFUSAL_TTL_S = 60.0
 #: A failed fetch is remembered just long enough that everybody who waited for it hears of it.
@@ -155,8 +156,7 @@ class CardPipeline:
 
         One that cannot be had now is the one we had, while the base card is the same: it would look changed otherwise.
         """
-        offered = (base.card.get("capabilities") or {}).get("extendedAgentCard") is True
-        if not offered or not agent.auth or self._extended_of is None:
+        if not _offers_extended(base.card) or not agent.auth or self._extended_of is None:
             return Look(verdict=base)
         try:
             card = self._extended_of(agent, checked)
@@ -188,6 +188,12 @@ class CardPipeline:
             fetched_at=_timestamp(now),
             fresh_s=min(REFUSAL_TTL_S if is_refused else FAILURE_TTL_S, self._ttl_s),
         )
+
+
+def _offers_extended(card: dict[str, Any]) -> bool:
+    if is_card_of_0_3(card):
+        return card.get("supportsAuthenticatedExtendedCard") is True
+    return (card.get("capabilities") or {}).get("extendedAgentCard") is True
 
 
 def _compared(agent: AgentSettings, look: Look, accepted: Verdict) -> Look:

@@ -15,11 +15,11 @@ from bench.progress import say
 from bench.stage import Scale
 from bench.table import Goal, Row
 from delegation.agent_task import AgentTask, AgentTaskId, ContextId, OutgoingMessage, TaskState
-from delegation.card_fetch import fetch_card
 from delegation.cards import CheckedCard, allowed_origins, standard_headers
 from delegation.client import HISTORY, AgentClient
 from delegation.outbound import KEEPALIVE_S, MAX_CONNECTIONS, GuardedTransport
 from delegation.settings import AgentSettings, LimitSettings
+from tests.support.clients import fetch_card
 from tests.support.processes import ScriptedAgent
 
 THREADS = (1, 16)
@@ -36,7 +36,7 @@ def measure(scale: Scale) -> list[Row]:
         settings = AgentSettings(id="agent", url=agent.url, allow_http=True)
         transport = GuardedTransport(allowed_origins(settings))
         limits = LimitSettings()
-        card = fetch_card(settings, transport, participant_id=PARTICIPANT, max_bytes=limits.card_bytes)
+        card = fetch_card(settings, transport)
         client = AgentClient(settings, card, PARTICIPANT, transport=transport, limits=limits)
         task_id = _start_task(client)
         with _raw_client(settings, card) as raw:

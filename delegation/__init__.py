@@ -6,6 +6,9 @@ The laws that comments name by number are those of docs/design.md §3.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from delegation.errors import (
     AgentError,
     AgentTaskFailed,
@@ -26,6 +29,12 @@ from delegation.errors import (
     WorkflowConflict,
 )
 
+if TYPE_CHECKING:
+    from delegation.tools import RemoteAgent, Toolkit, ToolResult, agent_tools, parse_agents_config, remote_agent
+
+#: Loaded with their first use: most of what imports the library has no use for an HTTP client.
+_TOOLS = ("RemoteAgent", "ToolResult", "Toolkit", "agent_tools", "parse_agents_config", "remote_agent")
+
 __all__ = [
     "AgentError",
     "AgentTaskFailed",
@@ -36,12 +45,24 @@ __all__ = [
     "IdempotencyConflict",
     "InvalidArguments",
     "OperatorError",
+    "RemoteAgent",
     "StateLost",
     "StoreUnavailable",
+    "ToolResult",
+    "Toolkit",
     "UnknownAgent",
     "UnknownDelegation",
     "UnknownWorkflow",
     "UnresolvedChildren",
     "UnsupportedExtensionError",
     "WorkflowConflict",
+    "agent_tools",
+    "parse_agents_config",
+    "remote_agent",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _TOOLS:
+        return getattr(importlib.import_module("delegation.tools"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import Any
 
 from delegation.answers import one_line
 from delegation.cards import BINDINGS, Offer, allowed_origins, choose_interface, offers_of
 from delegation.errors import AgentRefused
 from delegation.origins import Origin, read_origin
+from delegation.security_schemes import Demand, SecurityScheme, places, read_alternatives, read_schemes, skill_id
 from delegation.settings import AgentSettings
 
 #: The members of an AgentCard (spec section 4.4.1). Only these are named in a log: other names are the agent's text.
@@ -26,11 +29,16 @@ MEMBERS = (
 )
 SHORT = 12
 _MOST_REASONS = 5
-#: Of the accepted card; a hostile pair of cards must not cost a minute.
-_MOST_ALTERNATIVES = 64
+_SECURITY_MEMBERS = ("securitySchemes", "securityRequirements", "security", "skills")
+#: Comparisons of two lists, each of a thousand steps at most: a hostile pair of cards must not cost a minute. One
+#: owner has two lists at most, unless a card gives several skills one id.
+_MOST_OF_ONE = 4
+_MOST_OF_ALL = 1000
 
 #: Schemes with scopes, all of them demanded together.
 _Demands = frozenset[tuple[str, str]]
+#: Alternatives, one of which has to be met.
+_List = frozenset[_Demands]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,50 +124,82 @@ def _offers(card: dict[str, Any]) -> list[Offer]:
 
 
 def _weakened(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    before, now = _object(old.get("securitySchemes")), _object(new.get("securitySchemes"))
-    for name, scheme in before.items():
-        if name not in now:
+    """Compared is what we read of them (security_schemes.py): nothing else decides what an agent is shown."""
+    if all(old.get(name) == new.get(name) for name in _SECURITY_MEMBERS):
+        return
+    try:
+        before, now = _Security.read(old), _Security.read(new)
+    except AgentRefused:
+        yield "auth_weakened: what is demanded cannot be compared"
+        return
+    for name, scheme in before.schemes.items():
+        if name not in now.schemes:
             yield f"auth_weakened: scheme {one_line(name, 40)} is gone"
-        elif _without_descriptions(scheme) != _without_descriptions(now[name]):
+        elif _essence(scheme) != _essence(now.schemes[name]):
             yield f"auth_weakened: scheme {one_line(name, 40)} is another"
-    if _asks_less(old, new):
+    if _is_less(now.lists[None], before.lists[None]):
         yield "auth_weakened: the card can be used with less than before"
-    skills = {str(skill.get("id")): skill for skill in _objects(old.get("skills"))}
-    for skill in _objects(new.get("skills")):
-        if _asks_less(skills.get(str(skill.get("id")), {}), skill):
-            yield f"auth_weakened: skill {one_line(skill.get('id'), 40)} can be used with less than before"
+    yield from _weakened_skills(before, now)
 
 
-def _asks_less(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether one of the alternatives now demands less than each of those before (spec section 4.4.1: OR of ANDs)."""
-    for key in ("securityRequirements", "security"):
-        before = _alternatives(old.get(key))[:_MOST_ALTERNATIVES]
-        if any(not any(each <= now for each in before) for now in _alternatives(new.get(key))):
-            return True
-    return False
+def _weakened_skills(before: _Security, now: _Security) -> Iterator[str]:
+    """A skill that is there has to demand as much as before. Of one that is gone, perhaps to another name, what it
+    demanded has to be demanded somewhere: a delegation names no skill, and is shown what all of them demand."""
+    gone = set[_List]()
+    for skill, lists in before.lists.items():
+        if skill is None:
+            continue
+        if skill not in now.skills:
+            gone |= lists
+        elif _is_less(now.lists[skill], lists):
+            yield f"auth_weakened: skill {one_line(skill, 40)} can be used with less than before"
+    if _is_less(set[_List]().union(*now.lists.values()), gone, _MOST_OF_ALL):
+        yield "auth_weakened: a skill is gone, and what it demanded is demanded nowhere now"
 
 
-def _alternatives(raw: object) -> list[_Demands]:
-    """No requirements are one that demands nothing."""
-    return [frozenset(_demands(entry)) for entry in _objects(raw)] or [frozenset()]
+def _is_less(now: AbstractSet[_List], before: AbstractSet[_List], most: int = _MOST_OF_ONE) -> bool:
+    """Whether one of the lists before has no like of it now; so is what would take too long to compare."""
+    lacking = before - now
+    return len(lacking) * len(now) > most or not all(any(_covers(each, old) for each in now) for old in lacking)
 
 
-def _demands(entry: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """`{"schemes": {"name": {"list": ["scope"]}}}`, in version 0.3 `{"name": ["scope"]}`."""
-    for name, scopes in _object(entry.get("schemes", entry)).items():
-        yield name, ""
-        listed = scopes.get("list") if isinstance(scopes, dict) else scopes
-        yield from ((name, str(scope)) for scope in (listed if isinstance(listed, list) else []))
+def _covers(now: _List, before: _List) -> bool:
+    """Whether each alternative now demands at least what one of those before did (spec section 4.4.1: OR of ANDs)."""
+    return all(any(each <= alternative for each in before) for alternative in now)
 
 
-def _without_descriptions(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_descriptions(each) for name, each in value.items() if name != "description"}
-    return [_without_descriptions(each) for each in value] if isinstance(value, list) else value
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Security:
+    """What a card demands: lists of alternatives by the skill's id, the card's own under None.
+
+    One of which an alternative demands nothing is none.
+    """
+
+    schemes: Mapping[str, SecurityScheme]
+    skills: frozenset[str]
+    lists: Mapping[str | None, AbstractSet[_List]]
+
+    @classmethod
+    def read(cls, card: dict[str, Any]) -> _Security:
+        """Raises AgentRefused."""
+        schemes = read_schemes(card)
+        lists = defaultdict[str | None, set[_List]](set)
+        for place in places(card):
+            found = frozenset(map(_demands, read_alternatives(place, schemes)))
+            if frozenset() not in found:
+                lists[place.skill].add(found)
+        skills = frozenset(skill_id(skill) for skill in _objects(card.get("skills")))
+        return cls(schemes=schemes, skills=skills, lists=lists)
 
 
-def _object(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _demands(demands: Iterable[Demand]) -> _Demands:
+    pairs = ((demand.scheme.name, scope) for demand in demands for scope in ("", *demand.scopes))
+    return frozenset(pairs)
+
+
+def _essence(scheme: SecurityScheme) -> SecurityScheme:
+    """The name of a header is the same in any spelling."""
+    return replace(scheme, key_name=scheme.key_name.lower()) if scheme.location == "header" else scheme
 
 
 def _objects(value: object) -> list[dict[str, Any]]:

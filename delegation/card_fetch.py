@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from delegation.answers import load_json
-from delegation.cards import CheckedCard, check_card, standard_headers
-from delegation.errors import AgentRefused, AnswerTooLarge, AuthenticationRefused, CallAmbiguous
+from delegation.cards import standard_headers
+from delegation.errors import AgentError, AgentRefused, AnswerTooLarge, AuthenticationRefused, CallAmbiguous
 from delegation.outbound import Exchange, GuardedTransport
 from delegation.replies import JSONRPC, Question, explain_status, read_reply
 from delegation.settings import AgentSettings
@@ -63,26 +63,6 @@ class CardAnswer:
     fresh_s: float | None = None  #: None: the server did not say
 
 
-def fetch_card(
-    agent: AgentSettings,
-    transport: GuardedTransport,
-    *,
-    participant_id: str,
-    max_bytes: int,
-    fetched_at: str = "",
-    deadline_s: float = CARD_DEADLINE_S,
-) -> CheckedCard:
-    """GET the card, whatever we have of it, and check it.
-
-    Raises AgentRefused or UnsupportedExtensionError when the card, or its server, says no; AgentUnreachable,
-    AgentBusy or CallAmbiguous when it may be otherwise later.
-    """
-    answer = ask_for_card(agent, transport, participant_id=participant_id, max_bytes=max_bytes, deadline_s=deadline_s)
-    if answer.unreadable:
-        raise AgentRefused(answer.unreadable)
-    return check_card(agent, answer.card, fetched_at=fetched_at)
-
-
 def ask_for_card(
     agent: AgentSettings,
     transport: GuardedTransport,
@@ -92,7 +72,11 @@ def ask_for_card(
     kept: Validators = NONE_KEPT,
     deadline_s: float = CARD_DEADLINE_S,
 ) -> CardAnswer:
-    """What the agent's server says of its card. Raises AuthenticationRefused for 401 and 403, else as `fetch_card`."""
+    """What the agent's server says of its card.
+
+    Raises AgentRefused, or AuthenticationRefused for 401 and 403, when the server says no; AgentUnreachable, AgentBusy
+    or CallAmbiguous when it may be otherwise later.
+    """
     deadline_at = time.monotonic() + deadline_s
     missing: list[str] = []
     for url in card_urls(agent.url):
@@ -121,13 +105,21 @@ def _read_answer(answer: Exchange, url: str, kept: Validators) -> CardAnswer:
     if answer.status in (401, 403):
         raise AuthenticationRefused(explain_status(_QUESTION, answer.status).detail)
     if answer.status != 200:
-        read_reply(_QUESTION, answer.status, answer.headers, b"null")
-        raise explain_status(_QUESTION, answer.status)
+        raise _error_of_status(answer)
     try:
         card = load_json(answer.body)
     except CallAmbiguous as error:
         return CardAnswer(unreadable=f"card_invalid: {error.detail}")
     return CardAnswer(card=card, validators=_validators(url, answer.headers), fresh_s=said_fresh_s(answer.headers))
+
+
+def _error_of_status(answer: Exchange) -> AgentError:
+    """By the status and its headers alone: whatever stands in the body is no A2A error, since this is no A2A call."""
+    try:
+        read_reply(_QUESTION, answer.status, answer.headers, b"null")
+    except AgentError as error:
+        return error
+    return explain_status(_QUESTION, answer.status)
 
 
 def _validators(url: str, headers: Mapping[str, str]) -> Validators:

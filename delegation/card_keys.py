@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from delegation.answers import load_json
 from delegation.card_signatures import VerifyingKey, read_keys
 from delegation.errors import AgentError, AgentUnreachable, CallAmbiguous
@@ -16,15 +14,16 @@ KEYS_DEADLINE_S = 5.0
 
 
 def load_keys(
-    agent: AgentSettings, transport_of: Callable[[AgentSettings], GuardedTransport]
+    agent: AgentSettings, transport: GuardedTransport, *, deadline_s: float = KEYS_DEADLINE_S
 ) -> tuple[VerifyingKey, ...]:
-    """The keys that this agent's card is verified with. `transport_of` gives one pinned to the origin of the keys.
+    """The keys that this agent's card is verified with. `transport` is pinned to the origin of the keys.
 
     Raises AgentUnreachable: without keys nothing is known of the card, and the next look may find them.
     """
     reference = agent.signature_keys or ""
     try:
-        body = _read_file(reference) if reference.startswith("file:") else _ask(reference, transport_of(agent))
+        is_file = reference.startswith("file:")
+        body = _read_file(reference) if is_file else _ask(reference, transport, deadline_s)
         return read_keys(load_json(body))
     except OSError as error:
         raise _unusable(f"cannot be read: {error.strerror}") from None
@@ -42,9 +41,9 @@ def _read_file(reference: str) -> bytes:
     return body
 
 
-def _ask(url: str, transport: GuardedTransport) -> bytes:
+def _ask(url: str, transport: GuardedTransport, deadline_s: float) -> bytes:
     headers = {"Accept": "application/jwk-set+json, application/json", "User-Agent": "delegation"}
-    answer = transport.get(url, headers=headers, deadline_s=KEYS_DEADLINE_S, max_bytes=KEYS_BYTES)
+    answer = transport.get(url, headers=headers, deadline_s=deadline_s, max_bytes=KEYS_BYTES)
     if answer.status != 200:
         raise CallAmbiguous(f"HTTP {answer.status}")
     return answer.body

@@ -1,6 +1,10 @@
-"""One look at an agent's card: fetch, check, verify, take the extended one, compare with what was accepted before.
+"""One look at an agent's card: fetch, verify, check, compare with what was accepted before; then the extended card.
 
-    fetch → check → signatures → extended card (checked alike) → changes since the last accepted card → verdict
+    fetch → signatures → check → compared with the base card accepted last
+          → extended card, verified and checked alike → compared with the one accepted last → verdict
+
+A base card that has to be accepted first ends the look there: its extended card would be asked for where it says, with
+credentials that it chooses.
 
 Nothing is kept here (see card_cache.py). A server that does not answer is no reason to stop: the card accepted last
 serves on for `STALE_TTLS` times its `timing.card_ttl` (RFC 5861, stale-if-error). A server that does answer counts:
@@ -9,20 +13,21 @@ serves on for `STALE_TTLS` times its `timing.card_ttl` (RFC 5861, stale-if-error
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from delegation.card_changes import Changes, compare, fingerprint, short
-from delegation.card_fetch import NONE_KEPT, CardAnswer, ask_for_card, bounded_fresh_s
+from delegation.card_fetch import CARD_DEADLINE_S, NONE_KEPT, CardAnswer, ask_for_card, bounded_fresh_s
+from delegation.card_keys import KEYS_DEADLINE_S
 from delegation.card_signatures import VerifyingKey, verify_card
-from delegation.card_verdict import Signed, Verdict, kind_of, trust_of
+from delegation.card_verdict import Kind, Signed, Verdict, kind_of, trust_of
 from delegation.cards import CheckedCard, check_card
 from delegation.errors import (
     AgentBusy,
     AgentError,
-    AgentPaused,
     AgentRefused,
     AgentUnreachable,
     AuthenticationRefused,
@@ -39,14 +44,19 @@ FAILURE_TTL_S = 5.0
 #: An old card serves, and the server is asked again.
 STALE_RETRY_S = 60.0
 STALE_TTLS = 24
+EXTENDED_DEADLINE_S = 5.0
+#: For all of a look together.
+LOOK_DEADLINE_S = 18.0
 
-#: Asks an authenticated agent for its extended card (spec section 3.1.11). Raises AgentError.
-ExtendedOf = Callable[[AgentSettings, CheckedCard], Any]
+#: Asks an authenticated agent for its extended card within so many seconds (spec section 3.1.11). Raises AgentError.
+ExtendedOf = Callable[[AgentSettings, CheckedCard, float], Any]
+#: Loads the keys that an agent's card is verified with, within so many seconds. Raises AgentUnreachable.
+KeysOf = Callable[[AgentSettings, float], tuple[VerifyingKey, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remark:
-    """Something to log once for as long as it stays so; no word of the agent's is in it."""
+    """Something to log once; no word of the agent's is in it."""
 
     event: str
     facts: tuple[tuple[str, Any], ...] = ()
@@ -58,19 +68,40 @@ class Remark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
+    """``checked`` is the verdict's card where it was checked in this look and counts."""
+
     verdict: Verdict
+    checked: CheckedCard | None = None
     remarks: tuple[Remark, ...] = ()
 
 
+@dataclass(kw_only=True, slots=True)
+class _Run:
+    """What all parts of one look share."""
+
+    agent: AgentSettings
+    now: float  #: Redis time
+    accepted: Verdict | None = None
+    is_forgotten: bool = False
+    deadline_at: float
+    keys: tuple[VerifyingKey, ...] | None = None
+
+    @property
+    def is_compared(self) -> bool:
+        return self.accepted is not None or self.is_forgotten
+
+    def left_s(self, at_most: float) -> float:
+        return max(0.0, min(at_most, self.deadline_at - time.monotonic()))
+
+
 class CardPipeline:
-    """``transport_of`` gives an agent's way out for cards, ``keys_of`` loads the keys its card is verified with, and
-    ``extended_of`` asks for its extended card."""
+    """``transport_of`` gives an agent's way out for cards."""
 
     def __init__(
         self,
         *,
         transport_of: Callable[[AgentSettings], GuardedTransport],
-        keys_of: Callable[[AgentSettings], tuple[VerifyingKey, ...]],
+        keys_of: KeysOf,
         participant_id: str,
         ttl_s: float,
         max_bytes: int,
@@ -84,110 +115,135 @@ class CardPipeline:
         self._extended_of = extended_of
 
     def look(
-        self, agent: AgentSettings, accepted: Verdict | None, now: float, *, paused: Verdict | None = None
+        self,
+        agent: AgentSettings,
+        accepted: Verdict | None,
+        now: float,
+        *,
+        paused: Verdict | None = None,
+        is_forgotten: bool = False,
     ) -> Look:
         """What counts now. ``accepted`` is the last verdict with a card, under whatever settings, ``paused`` one since
-        then that nobody has accepted; ``now`` is Redis time."""
+        then that nobody has accepted; ``now`` is Redis time. ``is_forgotten``: something was accepted, and cannot be
+        read any more; then no card is trusted as if it were the first."""
         if accepted is not None and accepted.url != agent.url:
             accepted = None  # an address of the operator's is not the card's change
         kept = accepted if accepted is not None and accepted.trust == trust_of(agent) else None
+        run = _Run(
+            agent=agent,
+            now=now,
+            accepted=accepted,
+            is_forgotten=is_forgotten,
+            deadline_at=time.monotonic() + LOOK_DEADLINE_S,
+        )
         try:
-            answer = self._ask(agent, kept)
+            answer = self._ask(run, kept)
             if answer.unreadable:
-                if stale := self._stale(kept, paused, now, "agent.protocol"):
-                    return stale
-                raise AgentRefused(answer.unreadable)
-            return self._judge(agent, answer, accepted, now)
+                return self._stale(run, kept, paused, "agent.protocol") or self._failed(
+                    run, AgentRefused(answer.unreadable)
+                )
+            return self._judge(run, answer)
         except (AgentUnreachable, AgentBusy, CallAmbiguous) as error:
-            return self._stale(kept, paused, now, error.code) or Look(verdict=self._failed(agent, error, now))
+            return self._stale(run, kept, paused, error.code) or self._failed(run, error)
         except RecursionError:
-            return Look(verdict=self._failed(agent, AgentRefused("card_invalid: it is nested too deeply"), now))
+            return self._failed(run, AgentRefused("card_invalid: it is nested too deeply"))
         except AgentError as error:
-            return Look(verdict=self._failed(agent, error, now))
+            return self._failed(run, error)
 
     def judge_pinned(self, agent: AgentSettings, card: Any) -> Verdict:
-        """A card that the operator wrote down: checked and verified, compared with nothing. Raises AgentError."""
-        check_card(agent, card)
-        card, signed = self._verify(agent, card)
-        return Verdict(url=agent.url, trust=trust_of(agent), card=card, signed=signed)
+        """A card that the operator wrote down: verified and checked, compared with nothing. Raises AgentError."""
+        run = _Run(agent=agent, now=0.0, deadline_at=time.monotonic() + LOOK_DEADLINE_S)
+        checked, signed = self._verified(run, card)
+        return Verdict(url=agent.url, trust=trust_of(agent), card=checked.raw, signed=signed)
 
-    def _ask(self, agent: AgentSettings, kept: Verdict | None) -> CardAnswer:
+    def _ask(self, run: _Run, kept: Verdict | None) -> CardAnswer:
         return ask_for_card(
-            agent,
-            self._transport_of(agent),
+            run.agent,
+            self._transport_of(run.agent),
             participant_id=self._participant_id,
             max_bytes=self._max_bytes,
             kept=kept.validators if kept else NONE_KEPT,
+            deadline_s=run.left_s(CARD_DEADLINE_S),
         )
 
-    def _judge(self, agent: AgentSettings, answer: CardAnswer, accepted: Verdict | None, now: float) -> Look:
-        card, fresh_s = answer.card, bounded_fresh_s(answer.fresh_s, self._ttl_s)
-        if answer.not_modified and accepted is not None:
-            card = accepted.base or accepted.card
-            fresh_s = accepted.fresh_s if answer.fresh_s is None else fresh_s
-        checked = check_card(agent, card)
-        card, signed = self._verify(agent, card)
-        verdict = Verdict(
-            url=agent.url,
-            trust=trust_of(agent),
-            card=card,
+    def _judge(self, run: _Run, answer: CardAnswer) -> Look:
+        raw, fresh_s = answer.card, bounded_fresh_s(answer.fresh_s, self._ttl_s)
+        if answer.not_modified and run.accepted is not None:
+            raw = run.accepted.base or run.accepted.card
+            fresh_s = run.accepted.fresh_s if answer.fresh_s is None else fresh_s
+        checked, signed = self._verified(run, raw)
+        base = Verdict(
+            url=run.agent.url,
+            trust=trust_of(run.agent),
+            card=checked.raw,
             signed=signed,
-            fetched_at=_timestamp(now),
-            confirmed_at=now,
+            fetched_at=_timestamp(run.now),
+            confirmed_at=run.now,
             fresh_s=fresh_s,
             validators=answer.validators,
         )
-        look = self._extended(agent, checked, verdict, accepted)
-        return look if accepted is None else _compared(agent, look, accepted)
+        look = Look(verdict=base, checked=replace(checked, fetched_at=base.fetched_at))
+        if not run.is_compared:
+            return self._extended(run, look)
+        if (changes := base_changes(run.agent, run.accepted, base)).reasons:
+            return _paused(run, look, changes)
+        look = self._extended(run, look)
+        changes = changes_since(run.agent, run.accepted, look.verdict)
+        if changes.reasons:
+            return _paused(run, look, changes)
+        return look if changes == Changes() else _with_remark(look, _changed(run.accepted, look.verdict, changes))
 
-    def _verify(self, agent: AgentSettings, card: dict[str, Any]) -> tuple[dict[str, Any], Signed]:
-        """The card as far as it is signed, where keys are configured."""
-        is_signed = bool(card.get("signatures"))
-        if agent.signature_keys is None:
-            return card, Signed.PRESENT if is_signed else Signed.NO
-        if not is_signed and not agent.require_signature:
-            return card, Signed.NO
-        verified = verify_card(card, self._keys_of(agent) if is_signed else ())
-        check_card(agent, verified)
-        return verified, Signed.VERIFIED
+    def _verified(self, run: _Run, raw: Any) -> tuple[CheckedCard, Signed]:
+        """The card as far as it is signed, where keys are configured, checked as that."""
+        agent, signed = run.agent, Signed.NO
+        if isinstance(raw, dict) and raw.get("signatures"):
+            signed = Signed.PRESENT
+        if isinstance(raw, dict) and agent.signature_keys and (signed is Signed.PRESENT or agent.require_signature):
+            if run.keys is None and signed is Signed.PRESENT:
+                run.keys = self._keys_of(agent, run.left_s(KEYS_DEADLINE_S))
+            raw, signed = verify_card(raw, run.keys or ()), Signed.VERIFIED
+        return check_card(agent, raw), signed
 
-    def _extended(self, agent: AgentSettings, checked: CheckedCard, base: Verdict, accepted: Verdict | None) -> Look:
+    def _extended(self, run: _Run, base: Look) -> Look:
         """The extended card in place of the base one, if it is offered, we have credentials and it passes as well.
 
         One that cannot be had now is the one we had, while the base card is the same: it would look changed otherwise.
         """
-        if not _offers_extended(base.card) or not agent.auth or self._extended_of is None:
-            return Look(verdict=base)
+        verdict, checked, accepted = base.verdict, base.checked, run.accepted
+        if not _offers_extended(verdict.card) or not run.agent.auth or self._extended_of is None or checked is None:
+            return base
         try:
-            card = self._extended_of(agent, checked)
-            check_card(agent, card)
-            card, signed = self._verify(agent, card)
+            raw = self._extended_of(run.agent, checked, run.left_s(EXTENDED_DEADLINE_S))
+            checked, signed = self._verified(run, raw)
         except AgentError as error:
-            remark = Remark(event="card.extended_missing", facts=(("code", error.code),))
-            if accepted is not None and accepted.base == base.card:
-                base = replace(base, card=accepted.card, base=accepted.base, signed=accepted.signed)
-            return Look(verdict=base, remarks=(remark,))
-        return Look(verdict=replace(base, card=card, base=base.card, signed=signed))
+            if accepted is not None and accepted.base == verdict.card:
+                base = Look(verdict=replace(verdict, card=accepted.card, base=accepted.base, signed=accepted.signed))
+            return _with_remark(base, Remark(event="card.extended_missing", facts=(("code", error.code),)))
+        found = replace(verdict, card=checked.raw, base=verdict.card, signed=signed)
+        return Look(verdict=found, checked=replace(checked, fetched_at=verdict.fetched_at))
 
-    def _stale(self, kept: Verdict | None, paused: Verdict | None, now: float, code: str) -> Look | None:
+    def _stale(self, run: _Run, kept: Verdict | None, paused: Verdict | None, code: str) -> Look | None:
         """The card accepted last, if it is not too old to serve without its server; what was paused stays so."""
-        if kept is not None and paused is not None and (paused.url, paused.trust) == (kept.url, kept.trust):
+        if kept is None or kept.kind or run.is_forgotten:
+            return None
+        if paused is not None and (paused.url, paused.trust) == (kept.url, kept.trust):
             return Look(verdict=paused)
-        if kept is None or kept.kind or now - kept.confirmed_at > STALE_TTLS * self._ttl_s:
+        if run.now - kept.confirmed_at > STALE_TTLS * self._ttl_s:
             return None
         verdict = replace(kept, stale=code, fresh_s=min(STALE_RETRY_S, self._ttl_s))
         return Look(verdict=verdict, remarks=(Remark(event="card.stale", facts=(("code", code),)),))
 
-    def _failed(self, agent: AgentSettings, error: AgentError, now: float) -> Verdict:
+    def _failed(self, run: _Run, error: AgentError) -> Look:
         is_refused = isinstance(error, AgentRefused | AuthenticationRefused | UnsupportedExtensionError)
-        return Verdict(
-            url=agent.url,
-            trust=trust_of(agent),
+        verdict = Verdict(
+            url=run.agent.url,
+            trust=trust_of(run.agent),
             kind=kind_of(error),
             detail=error.detail,
-            fetched_at=_timestamp(now),
+            fetched_at=_timestamp(run.now),
             fresh_s=min(REFUSAL_TTL_S if is_refused else FAILURE_TTL_S, self._ttl_s),
         )
+        return Look(verdict=verdict)
 
 
 def _offers_extended(card: dict[str, Any]) -> bool:
@@ -196,24 +252,35 @@ def _offers_extended(card: dict[str, Any]) -> bool:
     return (card.get("capabilities") or {}).get("extendedAgentCard") is True
 
 
-def _compared(agent: AgentSettings, look: Look, accepted: Verdict) -> Look:
-    """The same verdict, paused if the card has to be accepted first."""
-    changes = compare(agent, accepted.card, look.verdict.card)
-    if not changes.members:
-        return look
-    remark = _changed(accepted, look.verdict, changes)
-    if not changes.reasons:
-        return replace(look, remarks=(*look.remarks, remark))
-    detail = f"{'; '.join(changes.reasons)}; `delegation agents accept {agent.id}` accepts it"
-    verdict = replace(
-        look.verdict, kind=AgentPaused.__name__, detail=detail, fresh_s=min(look.verdict.fresh_s, REFUSAL_TTL_S)
-    )
-    return replace(look, verdict=verdict, remarks=(*look.remarks, remark))
+def base_changes(agent: AgentSettings, accepted: Verdict | None, found: Verdict) -> Changes:
+    """From base card to base card. ``accepted`` is None where it is not readable."""
+    if accepted is None:
+        return Changes(reasons=("accepted_unknown: the card accepted before cannot be read any more",))
+    return compare(agent, accepted.base or accepted.card, found.base or found.card)
 
 
-def _changed(accepted: Verdict, found: Verdict, changes: Changes) -> Remark:
+def changes_since(agent: AgentSettings, accepted: Verdict | None, found: Verdict) -> Changes:
+    """From what counted to what counts; or those of the base card, if they alone have to be accepted."""
+    changes = base_changes(agent, accepted, found)
+    if accepted is None or changes.reasons or (accepted.base is None and found.base is None):
+        return changes
+    return compare(agent, accepted.card, found.card)
+
+
+def _paused(run: _Run, look: Look, changes: Changes) -> Look:
+    detail = f"{'; '.join(changes.reasons)}; `delegation agents accept {run.agent.id}` accepts it"
+    fresh_s = min(look.verdict.fresh_s, REFUSAL_TTL_S)
+    paused = replace(look, verdict=replace(look.verdict, kind=Kind.PAUSED, detail=detail, fresh_s=fresh_s))
+    return _with_remark(paused, _changed(run.accepted, look.verdict, changes))
+
+
+def _with_remark(look: Look, remark: Remark) -> Look:
+    return replace(look, remarks=(*look.remarks, remark))
+
+
+def _changed(accepted: Verdict | None, found: Verdict, changes: Changes) -> Remark:
     facts = {
-        "fingerprint_before": short(accepted.fingerprint),
+        "fingerprint_before": short(accepted.fingerprint) if accepted else "",
         "fingerprint": short(fingerprint(found.card)),
         "members": ",".join(changes.members),
         "pauses": ",".join(changes.codes),

@@ -16,7 +16,7 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,9 @@ ALGORITHMS: Mapping[str, str] = {
 }
 MOST_SIGNATURES = 8
 MOST_KEYS = 32
-#: With no `kid` to choose by.
+#: Of the signatures, those that keys of ours could have made; and of verifications in all. A card by a stranger must
+#: not cost seconds.
+MOST_TRIED = 3
 MOST_TRIES = 8
 MAX_DEPTH = 64
 _LONGEST_PART = 16_384
@@ -106,17 +108,17 @@ def verify_card(card: dict[str, Any], keys: tuple[VerifyingKey, ...]) -> dict[st
         raise AgentRefused("card_signature_missing: the card is not signed")
     if not isinstance(signatures, list) or len(signatures) > MOST_SIGNATURES:
         raise _invalid(f"signatures is not a list of at most {MOST_SIGNATURES}")
-    payloads = [(form, payload) for form, said in _forms(card) if (payload := canonical(said)) is not None]
-    if not payloads:
-        raise _invalid("the card has no canonical JSON")
     reasons: list[str] = []
+    candidates: list[_Candidate] = []
     for position, entry in enumerate(signatures):
         try:
-            form = _verify_one(entry, payloads, keys)
+            candidates.append(_read_candidate(position, entry, keys))
         except ValueError as error:
             reasons.append(f"signatures[{position}] {error}")
-        else:
-            return {**form, "signatures": signatures}
+    form = _signed_form(card, candidates[:MOST_TRIED])
+    if form is not None:
+        return {**form, "signatures": signatures}
+    reasons = [f"signatures[{each.position}] does not fit the card" for each in candidates] + reasons
     raise _invalid("; ".join(reasons[:3]))
 
 
@@ -128,20 +130,45 @@ def canonical(value: Any) -> bytes | None:
         return None
 
 
-def _verify_one(
-    entry: object, payloads: list[tuple[dict[str, Any], bytes]], keys: tuple[VerifyingKey, ...]
-) -> dict[str, Any]:
-    """The form of the card that this signature is right for. Raises ValueError with a reason."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Candidate:
+    """A signature that one of `keys` may have made."""
+
+    position: int
+    protected: str
+    signature: str
+    algorithm: str
+    keys: tuple[VerifyingKey, ...]
+
+
+def _read_candidate(position: int, entry: object, keys: tuple[VerifyingKey, ...]) -> _Candidate:
+    """Raises ValueError with a reason."""
     protected, signature = (_part(entry, name) for name in ("protected", "signature"))
     algorithm, kid = _read_header(protected)
-    candidates = [key for key in keys if key.fits(algorithm) and kid in (None, key.kid)][:MOST_TRIES]
-    if not candidates:
+    fitting = tuple(key for key in keys if key.fits(algorithm) and kid in (None, key.kid))
+    if not fitting:
         raise ValueError("names a key that is not configured" if kid is not None else "is by no kind of our keys")
-    for form, payload in payloads:
-        token = f"{protected}.{_encode(payload)}.{signature}"
-        if any(_is_right(token, key, algorithm) for key in candidates):
-            return form
-    raise ValueError("does not fit the card")
+    return _Candidate(position=position, protected=protected, signature=signature, algorithm=algorithm, keys=fitting)
+
+
+def _signed_form(card: dict[str, Any], candidates: Sequence[_Candidate]) -> dict[str, Any] | None:
+    """The form of the card that one of the signatures is right for. The likeliest form is tried with all of them first;
+    the canonical JSON of a form is made when it is tried, and no payload is tried twice."""
+    if not candidates:
+        return None
+    left, seen = MOST_TRIES, set[bytes]()
+    for form, said in _forms(card):
+        payload = canonical(said) if left else None
+        if payload is None or payload in seen:
+            continue
+        seen.add(payload)
+        encoded = _encode(payload)
+        for each in candidates:
+            for key in each.keys[:left]:
+                left -= 1
+                if _is_right(f"{each.protected}.{encoded}.{each.signature}", key, each.algorithm):
+                    return form
+    return None
 
 
 def _is_right(token: str, key: VerifyingKey, algorithm: str) -> bool:
@@ -182,9 +209,13 @@ def _forms(card: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
         return
     served = {name: value for name, value in card.items() if name != "signatures"}
     yield served, served
-    yield served, _without_empty(served)
+    lean = _without_empty(served)
+    if lean != served:
+        yield served, lean
     if "supportedInterfaces" not in served:
-        yield served, _without_empty({name: value for name, value in served.items() if _DEFAULTS.get(name) != value})
+        said = _without_empty({name: value for name, value in served.items() if _DEFAULTS.get(name) != value})
+        if said != lean:
+            yield served, said
     known = _project(served, _CARD)
     if known != served:
         yield known, _without_empty(known)

@@ -27,19 +27,31 @@ from delegation.settings import AgentSettings
 #: Whoever waits for an operator looks again this often.
 PAUSED_RETRY_S = 30.0
 
-#: The narrower kind first.
-_KINDS: Mapping[str, type[AgentError]] = {
-    kind.__name__: kind
-    for kind in (
-        AuthenticationRefused,
-        AgentRefused,
-        UnsupportedExtensionError,
-        CredentialUnavailable,
-        AgentUnreachable,
-        AgentPaused,
-        AgentBusy,
-        CallAmbiguous,
-    )
+
+class Kind(StrEnum):
+    """Why there is no card for new work; as Redis keeps it, whatever our classes are called."""
+
+    NONE = ""  #: there is one
+    AUTH_FAILED = "auth_failed"
+    REFUSED = "refused"
+    UNSUPPORTED = "unsupported"
+    NO_CREDENTIAL = "no_credential"
+    UNREACHABLE = "unreachable"
+    PAUSED = "paused"
+    BUSY = "busy"
+    AMBIGUOUS = "ambiguous"
+
+
+#: The narrower class first.
+_ERRORS: Mapping[Kind, type[AgentError]] = {
+    Kind.AUTH_FAILED: AuthenticationRefused,
+    Kind.REFUSED: AgentRefused,
+    Kind.UNSUPPORTED: UnsupportedExtensionError,
+    Kind.NO_CREDENTIAL: CredentialUnavailable,
+    Kind.UNREACHABLE: AgentUnreachable,
+    Kind.PAUSED: AgentPaused,
+    Kind.BUSY: AgentBusy,
+    Kind.AMBIGUOUS: CallAmbiguous,
 }
 
 
@@ -59,8 +71,8 @@ class Verdict:
     trust: str = ""  #: the settings that its signatures were judged by
     card: Any = None
     base: Any = None  #: what the card's URL served, where an extended card counts in its place
-    signed: str = ""
-    kind: str = ""
+    signed: Signed = Signed.NO
+    kind: Kind = Kind.NONE
     detail: str = ""
     stale: str = ""  #: why this is an older card: its server does not answer now
     fetched_at: str = ""  #: RFC 3339, UTC
@@ -77,8 +89,7 @@ class Verdict:
 
     def error(self) -> AgentError:
         """Why there is no card for new work."""
-        kind = _KINDS.get(self.kind, CallAmbiguous)
-        return AgentPaused(self.detail, PAUSED_RETRY_S) if kind is AgentPaused else kind(self.detail)
+        return AgentPaused(self.detail, PAUSED_RETRY_S) if self.is_paused else _ERRORS[self.kind](self.detail)
 
     def is_about(self, agent: AgentSettings) -> bool:
         """Whether it was made under the settings of today."""
@@ -86,7 +97,7 @@ class Verdict:
 
     @property
     def is_paused(self) -> bool:
-        return self.kind == AgentPaused.__name__
+        return self.kind is Kind.PAUSED
 
     @property
     def fingerprint(self) -> str:
@@ -99,8 +110,8 @@ def trust_of(agent: AgentSettings) -> str:
     return f"{agent.signature_keys or ''} {'required' if agent.require_signature else ''}".strip()
 
 
-def kind_of(error: AgentError) -> str:
-    return next((name for name, kind in _KINDS.items() if isinstance(error, kind)), CallAmbiguous.__name__)
+def kind_of(error: AgentError) -> Kind:
+    return next((kind for kind, cls in _ERRORS.items() if isinstance(error, cls)), Kind.AMBIGUOUS)
 
 
 def encode(verdict: Verdict) -> str:
@@ -108,10 +119,26 @@ def encode(verdict: Verdict) -> str:
     return json.dumps(values | {"validators": asdict(verdict.validators)})
 
 
-def decode(kept: Any) -> Verdict:
-    """A verdict of that kind says when what Redis kept is none."""
+def decode(kept: bytes | str) -> Verdict | None:
+    """What Redis kept; None where it is not readable. What another release keeps beside that is left alone."""
     try:
         values = json.loads(kept)
-        return Verdict(**values | {"validators": Validators(**values.get("validators", {}))})
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return Verdict(kind=CallAmbiguous.__name__, detail="the card kept in Redis is not readable")
+        validators = Validators(**_known(Validators, values["validators"]))
+        verdict = Verdict(**_known(Verdict, values) | {"validators": validators})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    has_cards = isinstance(verdict.card, dict | None) and isinstance(verdict.base, dict | None)
+    return verdict if verdict.url and has_cards else None
+
+
+def _known(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `kind`, each as in `values` and of its default's type. Raises TypeError and ValueError."""
+    known = {}
+    for field in fields(kind):
+        usual, value = field.default, values.get(field.name, field.default)
+        if isinstance(usual, StrEnum):
+            value = type(usual)(value)
+        elif isinstance(usual, str | float) and not isinstance(value, str if isinstance(usual, str) else float | int):
+            raise TypeError(field.name)
+        known[field.name] = value
+    return known

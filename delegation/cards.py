@@ -97,6 +97,11 @@ class CheckedCard:
         return tuple(sorted({e.uri for e in self.extensions} & IMPLEMENTED_EXTENSIONS))
 
 
+def for_calls(card: CheckedCard) -> CheckedCard:
+    """Without what no call needs, which may be megabytes."""
+    return replace(card, description="", skills=(), raw={})
+
+
 def standard_headers(
     agent: AgentSettings, participant_id: str, *, extensions: tuple[str, ...] = (), version: str = VERSION_1_0
 ) -> dict[str, str]:

@@ -46,8 +46,8 @@ from delegation.answers import (
     read_send_answer,
     read_task,
 )
-from delegation.cards import CheckedCard
-from delegation.credentials import Credentials, Signature
+from delegation.cards import CheckedCard, for_calls
+from delegation.credentials import Credentials, Presented
 from delegation.errors import (
     AgentError,
     AgentRefused,
@@ -61,6 +61,7 @@ from delegation.events import PreparedRequest, read_event, read_stream_response
 from delegation.http_client import build_http
 from delegation.outbound import Exchange, GuardedTransport, Route, drive, exchanging
 from delegation.outgoing import json_restorer, with_sender
+from delegation.redaction import mask_known
 from delegation.replies import JSONRPC, Question, read_reply
 from delegation.settings import AgentSettings, LimitSettings
 from delegation.streamed_task import StreamedTask
@@ -72,6 +73,8 @@ HISTORY = 2
 LIST_HISTORY = 20
 LIST_PAGE = 50
 LIST_PAGES = 4
+#: Whoever subscribes has no deadline of its own.
+TOKEN_DEADLINE_S = 10.0
 
 T = TypeVar("T")
 
@@ -121,7 +124,7 @@ class AgentClient:
         self._transport = transport
         self._credentials = credentials or Credentials((), (), lambda _url: transport)
         self.agent_id = agent.id
-        self.card = card
+        self.card = for_calls(card)
         self._participant_id = participant_id
         self._binding = card.interface.binding
         self._version = card.interface.version
@@ -147,7 +150,9 @@ class AgentClient:
         if push is not None and self._version == VERSION_0_3:
             return self.send_message(message, push=push, deadline_s=deadline_s)
         until = time.monotonic() + deadline_s
-        return self._taken(message, self._signed(lambda signature: self._hear_start(message, push, until, signature)))
+        return self._taken(
+            message, self._known(until, lambda presented: self._hear_start(message, push, until, presented))
+        )
 
     def send_message(
         self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
@@ -187,8 +192,8 @@ class AgentClient:
         if not self.card.can_stream:
             raise MethodNotOffered("SubscribeToTask: the card offers no streams")
         request = SubscribeToTaskRequest(id=agent_task_id)
-        signature = self._credentials.sign()
-        exchange = self._new_exchange(_SUBSCRIBE, float("inf"), signature, only_build=True)
+        presented = self._credentials.present(time.monotonic() + TOKEN_DEADLINE_S)
+        exchange = self._new_exchange(_SUBSCRIBE, float("inf"), presented, only_build=True)
         self._perform(_SUBSCRIBE, lambda: _exhaust(self._streaming_sdk.subscribe(request)), exchange)
         built = exchange.request
         assert built is not None
@@ -197,7 +202,7 @@ class AgentClient:
             url=exchange.url,
             headers=list(built.headers),
             content=exchange.request_body,
-            question=self._question(_SUBSCRIBE, exchange, signature, None),
+            question=self._question(_SUBSCRIBE, exchange, presented, None),
         )
 
     def subscribe_otherwise(self) -> bool:
@@ -281,13 +286,13 @@ class AgentClient:
         return self._call(_LIST, lambda: self._sdk.list_tasks(request), deadline_s)
 
     def _hear_start(
-        self, message: OutgoingMessage, push: PushConfig | None, until: float, signature: Signature
+        self, message: OutgoingMessage, push: PushConfig | None, until: float, presented: Presented
     ) -> AgentTask | AgentMessage:
         """SendStreamingMessage, read as far as `start_task` needs it."""
         hear_until = time.monotonic() + self._stream_start_s
         heard = StreamedTask()
-        exchange = self._new_exchange(_STREAM, until, signature, edit_body=self._restorer(message))
-        question = functools.cache(lambda: self._question(_STREAM, exchange, signature, push))
+        exchange = self._new_exchange(_STREAM, until, presented, edit_body=self._restorer(message))
+        question = functools.cache(lambda: self._question(_STREAM, exchange, presented, push))
 
         values_left = MAX_VALUES  # of all events: what they say is kept until the end
 
@@ -332,29 +337,40 @@ class AgentClient:
         """One exchange, and what its answer says."""
         until = time.monotonic() + deadline_s
 
-        def attempt(signature: Signature) -> Any:
-            exchange = self._new_exchange(method, until, signature, edit_body=edit_body)
+        def attempt(presented: Presented) -> Any:
+            exchange = self._new_exchange(method, until, presented, edit_body=edit_body)
             self._perform(method, start, exchange)
-            question = self._question(method, exchange, signature, push)
+            question = self._question(method, exchange, presented, push)
             return read_reply(question, exchange.status, exchange.headers, exchange.body)
 
-        return self._signed(attempt)
+        return self._known(until, attempt)
 
-    def _signed(self, attempt: Callable[[Signature], T]) -> T:
-        """Once, and once more where the credentials were refused and there are others."""
-        signature = self._credentials.sign()
+    def _known(self, until: float, attempt: Callable[[Presented], T]) -> T:
+        """With our credentials; once more after a 401, where there are others. A token is waited for ``until`` then.
+
+        Whatever an error quotes of the agent, none of our secrets is in it, in whichever form the agent has echoed it.
+        """
         try:
-            return attempt(signature)
-        except AuthenticationRefused:
-            other = self._credentials.sign_anew(signature)
+            return self._try(until, attempt)
+        except AgentError as error:
+            error.detail = mask_known(error.detail)
+            error.args = (error.detail, *error.args[1:])
+            raise
+
+    def _try(self, until: float, attempt: Callable[[Presented], T]) -> T:
+        presented = self._credentials.present(until)
+        try:
+            return attempt(presented)
+        except AuthenticationRefused as error:
+            other = self._credentials.present_others(presented, until) if error.status == 401 else None
             if other is None:
                 raise
         return attempt(other)
 
-    def _new_exchange(self, method: _Method, deadline_at: float, signature: Signature, **options: Any) -> Exchange:
+    def _new_exchange(self, method: _Method, deadline_at: float, presented: Presented, **options: Any) -> Exchange:
         return Exchange(
             deadline_at=deadline_at,
-            sign=signature,
+            present=presented,
             max_bytes=self._max_bytes,
             event_bytes=self._event_bytes,
             stand_in=method.stand_in(self._binding),
@@ -373,8 +389,8 @@ class AgentClient:
                 raise _explain(method, error, exchange) from error
             # The answer is here all the same; what the SDK thought of its stand-in does not matter.
 
-    def _question(self, method: _Method, exchange: Exchange, signature: Signature, push: PushConfig | None) -> Question:
-        secrets = (*self._secrets, *signature.secrets)
+    def _question(self, method: _Method, exchange: Exchange, presented: Presented, push: PushConfig | None) -> Question:
+        secrets = (*self._secrets, *presented.secrets)
         return Question(
             method=method.name,
             binding=self._binding,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote, unquote_plus
 
@@ -25,8 +25,9 @@ from delegation.auth_settings import (
 )
 from delegation.errors import ConfigurationError, CredentialUnavailable
 from delegation.outbound import GuardedTransport, Headers
+from delegation.redaction import conceal
 from delegation.secret_values import read_secret
-from delegation.security import CredentialUse, slot_of
+from delegation.security import CredentialUse
 from delegation.token_endpoint import TokenSource
 
 #: What a cookie and a query parameter may hold unescaped (RFC 6265 section 4.1.1).
@@ -36,18 +37,18 @@ _SCHEME_WORD = re.compile(r"\Abearer +", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Shown:
-    """One credential as it stands in a request."""
+    """One credential as it stands in a request; ``secrets``, the first of them itself, must be repeated nowhere."""
 
     place: str
     name: str
     value: str = field(repr=False)
-    secret: str = field(repr=False)
+    secrets: tuple[str, ...] = field(repr=False)
     source: TokenSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
-    """All that one request is signed with; made anew for each, so that a rotated secret counts at once."""
+class Presented:
+    """All that one request presents; made anew for each, so that a rotated secret counts at once."""
 
     shown: tuple[_Shown, ...] = ()
 
@@ -67,8 +68,7 @@ class Signature:
     @property
     def secrets(self) -> tuple[str, ...]:
         """What must be repeated nowhere."""
-        said = ((each.secret, each.value.removeprefix("Basic ")) for each in self.shown)
-        return tuple(dict.fromkeys(text for texts in said for text in texts if not text.startswith("Bearer ")))
+        return tuple(dict.fromkeys(secret for each in self.shown for secret in each.secrets))
 
 
 def _with_parameter(url: httpx.URL, name: str, value: str) -> httpx.URL:
@@ -87,8 +87,12 @@ class Credentials:
         uses: Sequence[CredentialUse],
         make_transport: Callable[[str], GuardedTransport],
     ) -> None:
+        # A client certificate is shown by the connection (tls.py).
+        used = [(credentials[use.position], use) for use in uses]
         self._used = [
-            (credentials[use.position], self._source(credentials[use.position], use, make_transport)) for use in uses
+            (credential, self._source(credential, use, make_transport))
+            for credential, use in used
+            if not isinstance(credential, MutualTlsCredential)
         ]
 
     @staticmethod
@@ -99,14 +103,17 @@ class Credentials:
             return TokenSource(credential, use.scopes, make_transport)
         return None
 
-    def sign(self) -> Signature:
-        """For one request. Raises CredentialUnavailable: then nothing was sent."""
-        return self._sign(rejected=Signature())
+    def present(self, until: float) -> Presented:
+        """For one request; a token is waited for until then (monotonic clock).
 
-    def sign_anew(self, rejected: Signature) -> Signature | None:
+        Raises CredentialUnavailable: then nothing was sent.
+        """
+        return self._present(Presented(), until)
+
+    def present_others(self, refused: Presented, until: float) -> Presented | None:
         """After a 401: other credentials than those; None when there are none, so that asking again is no use."""
-        signature = self._sign(rejected)
-        return None if signature.secrets == rejected.secrets else signature
+        presented = self._present(refused, until)
+        return None if presented.secrets == refused.secrets else presented
 
     def forget(self, rejected: Collection[str]) -> None:
         """Tokens among those were refused: the next request asks for others."""
@@ -114,34 +121,42 @@ class Credentials:
             if source is not None:
                 source.forget(rejected)
 
-    def _sign(self, rejected: Signature) -> Signature:
-        refused = {id(each.source): each.secret for each in rejected.shown if each.source is not None}
+    def _present(self, refused: Presented, until: float) -> Presented:
+        refused_tokens = {id(each.source): each.secrets[0] for each in refused.shown if each.source is not None}
         try:
-            shown = [_show(credential, source, refused) for credential, source in self._used]
+            shown = tuple(
+                _show_token(source, refused_tokens.get(id(source), ""), until) if source else _show(credential)
+                for credential, source in self._used
+            )
         except ConfigurationError as error:
             raise CredentialUnavailable(error.detail) from None
-        return Signature(tuple(each for each in shown if each is not None))
+        presented = Presented(shown)
+        for secret in presented.secrets:
+            conceal(secret)
+        return presented
 
 
-def _show(credential: Credential, source: TokenSource | None, refused: Mapping[int, str]) -> _Shown | None:
-    place, _ = slot_of(credential)
+def _show_token(source: TokenSource, refused: str, until: float) -> _Shown:
+    return _show_bearer(source.token(rejected=refused, until=until), source)
+
+
+def _show_bearer(token: str, source: TokenSource | None = None) -> _Shown:
+    return _Shown(place="header", name="Authorization", value=f"Bearer {token}", secrets=(token,), source=source)
+
+
+def _show(credential: Credential) -> _Shown:
     match credential:
         case ApiKeyCredential():
             key = read_secret(credential.key)
-            if place == "cookie" and not _COOKIE.fullmatch(key):
+            if credential.location == "cookie" and not _COOKIE.fullmatch(key):
                 raise ConfigurationError(f"{credential.key} holds a character that no cookie may hold")
-            return _Shown(place=place, name=credential.name, value=key, secret=key)
+            return _Shown(place=credential.location, name=credential.name, value=key, secrets=(key,))
         case BearerCredential():
             # Many copy the token with the word before it.
-            token = _SCHEME_WORD.sub("", read_secret(credential.token), count=1)
-            return _Shown(place=place, name="Authorization", value=f"Bearer {token}", secret=token)
+            return _show_bearer(_SCHEME_WORD.sub("", read_secret(credential.token), count=1))
         case BasicCredential():
             password = read_secret(credential.password)
             pair = base64.b64encode(f"{credential.username}:{password}".encode()).decode()
-            return _Shown(place=place, name="Authorization", value=f"Basic {pair}", secret=password)
-        case OAuth2Credential() | OpenIdCredential():
-            assert source is not None
-            token = source.token(rejected=refused.get(id(source), ""))
-            return _Shown(place=place, name="Authorization", value=f"Bearer {token}", secret=token, source=source)
-        case MutualTlsCredential():
-            return None  # shown by the connection (tls.py)
+            return _Shown(place="header", name="Authorization", value=f"Basic {pair}", secrets=(password, pair))
+        case _:
+            raise AssertionError(f"{credential.type} is shown otherwise")

@@ -19,9 +19,11 @@ from delegation.errors import (
     AgentBusy,
     AgentError,
     AgentPaused,
+    AgentUnreachable,
     AuthenticationRefused,
     CircuitOpen,
     CredentialUnavailable,
+    NotTried,
 )
 from delegation.notes import note
 from delegation.questions import hear_question, is_new, is_our_turn, why_no_further_round
@@ -46,6 +48,8 @@ QUESTION_BYTES = 65_536
 MOST_ARTIFACT_NAMES = 20
 #: An agent that refuses our credentials is asked again at least this often, so that new ones count soon.
 AUTH_RETRY_MAX_S = 300.0
+#: Connections in a row that nobody took before the card is asked where the agent is now.
+MOVED_AFTER = 3
 
 
 class StartAction(StrEnum):
@@ -246,12 +250,14 @@ def _schedule(delegation: Delegation, moment: Moment) -> Delegation:
 def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment: Moment) -> Change:
     """A call failed and may be made again: back off, longer each time, or as long as the agent asked us to."""
     before = delegation.progress
-    since = before.failing_since if before.failing_since is not None else moment.now
+    since = before.failing_since
+    # A pause says nothing against the agent, however long it was.
+    if since is None or (before.failing_code != error.code and AgentPaused.code in (before.failing_code, error.code)):
+        since = moment.now
     failures = before.failures + 1
     progress = replace(before, failures=failures, failing_since=since, failing_code=error.code, attempts=0)
-    if not isinstance(error, AgentBusy | AuthenticationRefused | CircuitOpen):
-        # It does not answer: the card accepted last may know another place, though not another version for this one.
-        progress = replace(progress, interface=without_address(before.interface))
+    if _has_moved(progress, error):  # to another place perhaps, though not to another version for this one
+        progress = replace(progress, interface=without_address(progress.interface))
     wait = backoff_s(progress.failures, moment.rules, moment.rand)
     if isinstance(error, AgentBusy | CircuitOpen) and error.retry_after_s is not None:
         wait = max(wait, min(error.retry_after_s, moment.rules.retry_after_max_s))
@@ -262,6 +268,16 @@ def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment:
     if before.failures:
         return Change(after=after, reached=was_reached(error))
     return Change(after=after, history=story, begins_to_fail=error.code, reached=was_reached(error))
+
+
+def _has_moved(progress: Progress, error: AgentError) -> bool:
+    """Nobody listens where it was sent: the card accepted last may name another place.
+
+    Not while something may have arrived there unanswered: whoever is asked next must be whoever was told.
+    """
+    is_gone = isinstance(error, AgentUnreachable) and not isinstance(error, NotTried)
+    is_unclear = progress.intent_at is not None or progress.turn_intent_at is not None
+    return is_gone and progress.failures >= MOVED_AFTER and not is_unclear
 
 
 def not_started(delegation: Delegation, error: AgentError, moment: Moment) -> Change:

@@ -14,8 +14,7 @@ from delegation.errors import (
     AnswerTooLarge,
     AuthenticationRefused,
     CallAmbiguous,
-    CircuitOpen,
-    CredentialUnavailable,
+    NotTried,
 )
 from delegation.notes import note
 from delegation.state import CancelAnswer, Cause, Change, Delegation, HistoryEntry, Moment, Outcome, Reason
@@ -149,8 +148,7 @@ def was_reached(error: AgentError) -> bool | None:
     """Whether the agent answered the call that failed; None when it was not asked, or said "later"."""
     if isinstance(error, AgentRefused | AuthenticationRefused | AnswerTooLarge):
         return True
-    was_tried = not isinstance(error, CircuitOpen | CredentialUnavailable)
-    is_no_answer = isinstance(error, AgentUnreachable | CallAmbiguous) and was_tried
+    is_no_answer = isinstance(error, AgentUnreachable | CallAmbiguous) and not isinstance(error, NotTried)
     return False if is_no_answer else None
 
 

@@ -16,8 +16,9 @@
     │   └── UnresolvedChildren        complete() while children are unresolved               (exit 1)
     ├── AgentError                    the agent at the other end
     │   ├── AgentUnreachable          certainly not sent: connect, resolve, TLS
-    │   │   ├── CircuitOpen           not tried: the agent has not answered anybody lately
-    │   │   └── CredentialUnavailable not tried: a secret or a token of ours cannot be had now
+    │   │   └── NotTried              for a reason of ours: nothing is known of the agent
+    │   │       ├── CircuitOpen       the agent has not answered anybody lately
+    │   │       └── CredentialUnavailable  a secret or a token of ours cannot be had now
     │   ├── AgentBusy                 refused for now (429, 503): wait, then the same call again
     │   │   └── AgentPaused           its card has changed in a way that an operator has to accept first
     │   ├── AgentRefused              the call was refused, nothing was started
@@ -176,7 +177,13 @@ class AgentUnreachable(AgentError):
     code = "agent.unavailable"
 
 
-class CircuitOpen(AgentUnreachable):
+class NotTried(AgentUnreachable):
+    """The call was not made, for a reason of ours: no time left, no such agent in our configuration."""
+
+    code = "agent.unavailable"
+
+
+class CircuitOpen(NotTried):
     """The agent has answered nobody lately; one call at a time tries whether it does again."""
 
     def __init__(self, detail: str = "", retry_after_s: float | None = None) -> None:
@@ -185,7 +192,7 @@ class CircuitOpen(AgentUnreachable):
         self.retry_after_s = retry_after_s
 
 
-class CredentialUnavailable(AgentUnreachable):
+class CredentialUnavailable(NotTried):
     """Our own credential for the agent cannot be had now: a secret is missing, a token endpoint says no or nothing."""
 
     code = "agent.credential_unavailable"
@@ -251,6 +258,11 @@ class AuthenticationRefused(AgentError):
     """
 
     code = "agent.auth_failed"
+
+    def __init__(self, detail: str = "", status: int = 401) -> None:
+        AgentError.__init__(self, detail)
+        self.args = (detail, status)
+        self.status = status
 
 
 class CallAmbiguous(AgentError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import httpx
 
 from delegation.cards import CheckedCard, standard_headers
@@ -30,12 +32,17 @@ _NO_COOKIES = _NoCookies()
 def build_http(
     agent: AgentSettings, card: CheckedCard, participant_id: str, transport: GuardedTransport
 ) -> httpx.AsyncClient:
+    """For calls to an agent of the configuration."""
+    version = card.interface.version
+    headers = standard_headers(agent, participant_id, extensions=card.active_extensions, version=version)
+    return open_http(transport, headers)
+
+
+def open_http(transport: GuardedTransport, headers: Mapping[str, str]) -> httpx.AsyncClient:
     """No cookies, proxies or redirects; every request is an exchange of `transport`."""
     return _CookielessClient(
         transport=transport,
-        headers=standard_headers(
-            agent, participant_id, extensions=card.active_extensions, version=card.interface.version
-        ),
+        headers=headers,
         timeout=httpx.Timeout(None),  # the exchange's deadline bounds every wait
         follow_redirects=False,
         trust_env=False,

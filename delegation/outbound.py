@@ -13,12 +13,13 @@ from __future__ import annotations
 import functools
 import io
 import os
+import re
 import select
 import socket
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -26,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 import httpcore
 import httpx
 
+from delegation.answers import one_line
 from delegation.errors import AgentRefused, AgentUnreachable, AnswerTooLarge, CallAmbiguous
 from delegation.events import EventSplitter
 from delegation.origins import Origin, origin_of, read_origin, refused_address, resolve
@@ -37,20 +39,22 @@ MAX_CONNECTIONS = 64
 #: Below the 5 s after which uvicorn and node close an idle connection, so that we rarely write to a closing one.
 KEEPALIVE_S = 4.0
 _OURS = frozenset({b"accept-encoding", b"cookie", b"content-length", b"transfer-encoding"})
+#: How often a wait is interrupted to see whether the answer is still wanted.
+GLANCE_S = 0.02
 #: Redirects that keep method and body (RFC 9110 sections 15.4.8 and 15.4.9).
 _MOVED = (307, 308)
 
 T = TypeVar("T")
 #: Names and values as they go over the wire.
 Headers = list[tuple[bytes, bytes]]
-Sign = Callable[[httpx.URL, Headers], tuple[httpx.URL, Headers]] | None
+Present = Callable[[httpx.URL, Headers], tuple[httpx.URL, Headers]] | None
 
 
-class Signer(Protocol):
-    """Where signatures come from (see credentials.py)."""
+class Presenter(Protocol):
+    """Where credentials come from (see credentials.py); ``until`` is on the monotonic clock."""
 
-    def sign(self) -> Sign: ...
-    def sign_anew(self, rejected: Any) -> Sign: ...
+    def present(self, until: float) -> Present: ...
+    def present_others(self, refused: Any, until: float) -> Present: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,20 +64,24 @@ class Exchange:
     ``stand_in`` is handed to the SDK in place of the answer: what the agent said is read from ``body`` by us,
     so the SDK need not parse it and cannot lose it. ``edit_body`` has the last word on the request's bytes.
 
-    ``sign`` puts our credentials into a request that may leave, last of all.
+    ``present`` puts our credentials into a request that may leave, last of all.
 
     An answer that is an event stream goes to ``on_event``, where there is one, event by event, until it says stop
     (True); any other answer is read into ``body`` all the same. Whoever is told may bring ``deadline_at`` forward.
+
+    Once ``is_unwanted`` says True, no more is waited for, as if the deadline had come.
     """
 
     deadline_at: float  #: on the monotonic clock
     max_bytes: int  #: of the whole answer
     stand_in: bytes | None = None
     edit_body: Callable[[bytes], bytes] | None = None
-    sign: Sign = field(default=None, repr=False)
+    present: Present = field(default=None, repr=False)
     on_event: Callable[[bytes], bool] | None = None
     event_bytes: int = 0
     only_build: bool = False  #: build the request and open no socket
+    is_unwanted: Callable[[], bool] | None = None
+    may_move: bool = True  #: a redirect within the origin that keeps method and body is followed, once
     url: str = field(default="", repr=False)  #: with a key of ours in its query, perhaps
     request: httpcore.Request | None = field(default=None, repr=False)
     request_body: bytes = field(default=b"", repr=False)
@@ -87,7 +95,7 @@ class Exchange:
     def seconds_left(self) -> float:
         """Seconds until the deadline; raises once there are none, so every wait is bounded by it."""
         left = self.deadline_at - time.monotonic()
-        if left <= 0:
+        if left <= 0 or (self.is_unwanted is not None and self.is_unwanted()):
             raise httpcore.ReadTimeout("deadline")
         return left
 
@@ -129,7 +137,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     """All connections of one process to one agent. Threads share it; after a fork it starts afresh.
 
     ``make_tls`` is asked once per process, before the first connection; ``proxy`` is the operator's, never the
-    environment's: with one, the addresses behind it are its job to check. ``signer`` is for what leaves by :meth:`get`.
+    environment's: with one, the addresses behind it are its job to check. ``presenter`` is for :meth:`get`.
     """
 
     def __init__(
@@ -138,14 +146,16 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         *,
         make_tls: Callable[[], ssl.SSLContext] | None = None,
         proxy: str | None = None,
-        signer: Signer | None = None,
+        presenter: Presenter | None = None,
+        keep_alive: bool = True,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
         self.origins = frozenset(o if isinstance(o, Origin) else read_origin(o) for o in origins)
         self._make_tls = functools.cache(make_tls or _usual_tls)
         self._proxy = proxy
-        self._signer = signer
+        self._presenter = presenter
         self._max_connections = max_connections
+        self._max_idle = max_connections if keep_alive else 0
         # By process id: a forked child must not write to its parent's sockets, nor wait for its parent's locks.
         self._pools: dict[int, httpcore.ConnectionPool] = {}
 
@@ -154,7 +164,8 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         exchange = _exchange.get()
         content = await request.aread()
         self._send(request.method, request.url, request.headers.raw, content, exchange)
-        if exchange.status in _MOVED and (moved_to := _same_origin_target(request.url, exchange)) is not None:
+        is_moved = exchange.may_move and exchange.status in _MOVED
+        if is_moved and (moved_to := _same_origin_target(request.url, exchange)) is not None:
             exchange.sent = 0  # the first was turned away unread
             self._send(request.method, moved_to, request.headers.raw, content, exchange)
         if exchange.stand_in is not None:
@@ -164,10 +175,10 @@ class GuardedTransport(httpx.AsyncBaseTransport):
     def get(self, url: str, *, headers: Mapping[str, str], deadline_s: float, max_bytes: int) -> Exchange:
         """One plain GET under the same guards; after a 401 once more, where there are other credentials by then."""
         until = time.monotonic() + deadline_s
-        sign = self._signer.sign() if self._signer else None
-        found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, sign=sign)
-        if found.status == 401 and self._signer and (other := self._signer.sign_anew(sign)) is not None:
-            found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, sign=other)
+        present = self._presenter.present(until) if self._presenter else None
+        found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, present=present)
+        if found.status == 401 and self._presenter and (other := self._presenter.present_others(present, until)):
+            found = self._plain("GET", url, headers, b"", deadline_at=until, max_bytes=max_bytes, present=other)
         return found
 
     def post(
@@ -210,15 +221,18 @@ class GuardedTransport(httpx.AsyncBaseTransport):
             content = exchange.edit_body(content)
         exchange.request_body = content
         headers = [(name, value) for name, value in headers if name.lower() not in _OURS]
-        if exchange.sign is not None:
-            url, headers = exchange.sign(url, headers)
+        if exchange.present is not None:
+            url, headers = exchange.present(url, headers)
         try:
             exchange.url = str(url)
             exchange.request = _build(method, url, headers, content, exchange)
             if not exchange.only_build:
                 self._exchange(exchange.request, exchange)
         except httpcore.ProxyError as error:
-            raise AgentUnreachable(f"the proxy lets nothing through: {error}"[:200]) from error
+            status = re.match(r"\d{3}\b", str(error))
+            raise AgentUnreachable(
+                f"the proxy lets nothing through{f': HTTP {status[0]}' if status else ''}"
+            ) from error
         except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.RemoteProtocolError, OSError) as error:
             raise _explain(error, exchange) from error
         except (httpcore.LocalProtocolError, httpcore.UnsupportedProtocol) as error:
@@ -253,7 +267,7 @@ class GuardedTransport(httpx.AsyncBaseTransport):
         options: dict[str, Any] = {
             "ssl_context": self._tls(),
             "max_connections": self._max_connections,
-            "max_keepalive_connections": self._max_connections,
+            "max_keepalive_connections": self._max_idle,
             "keepalive_expiry": KEEPALIVE_S,
             "network_backend": _Backend(),
         }
@@ -327,9 +341,16 @@ def _explain(error: Exception, exchange: Exchange) -> AgentUnreachable | CallAmb
     """Certain is only what no byte was written for: a pooled connection may break after the agent has read it all."""
     late = isinstance(error, httpcore.TimeoutException)
     if not exchange.sent:
-        reason = "no connection within the time allowed" if late else f"no connection: {error}"
-        return AgentUnreachable(reason[:200])
-    return CallAmbiguous("no answer within the deadline" if late else f"the connection broke: {error}"[:200])
+        return AgentUnreachable("no connection within the time allowed" if late else f"no connection: {say(error)}")
+    return CallAmbiguous("no answer within the deadline" if late else f"the connection broke: {say(error)}")
+
+
+def say(error: Exception) -> str:
+    """What broke, in words of ours: those of a parser quote what the peer sent, our own credential perhaps."""
+    if isinstance(error, httpcore.ProtocolError):
+        is_early = "without sending" in str(error) or "unexpectedly closed" in str(error)
+        return "closed before the answer was whole" if is_early else "the answer is not HTTP"
+    return one_line(str(error), 160) or type(error).__name__
 
 
 class _Wire(httpcore.NetworkStream):
@@ -350,8 +371,7 @@ class _Wire(httpcore.NetworkStream):
         if self._unsent:
             self._flush(exchange)
         try:
-            self._sock.settimeout(exchange.seconds_left())
-            return self._sock.recv(max_bytes)
+            return _receive(self._sock, max_bytes, exchange)
         except TimeoutError:
             raise httpcore.ReadTimeout("deadline") from None
         except ssl.SSLError as error:
@@ -439,6 +459,15 @@ class _Backend(httpcore.NetworkBackend):
             except OSError as failure:
                 error = httpcore.ConnectError(_say(failure))
         raise error
+
+
+def _receive(sock: socket.socket, max_bytes: int, exchange: Exchange) -> bytes:
+    while exchange.is_unwanted is not None:
+        sock.settimeout(min(GLANCE_S, exchange.seconds_left()))
+        with suppress(TimeoutError):
+            return sock.recv(max_bytes)
+    sock.settimeout(exchange.seconds_left())
+    return sock.recv(max_bytes)
 
 
 def _is_readable(sock: socket.socket) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import threading
 from collections.abc import Mapping
@@ -89,6 +90,15 @@ def conceal_url(url: str) -> None:
         conceal(unquote(password), for_good=True)
 
 
+def _forget_locks() -> None:
+    """In a forked child: the parent may have held it at that moment."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
 def is_secret_name(name: str) -> bool:
     """Whether a field, header or parameter of this name holds a secret."""
     return _SECRET_NAME.search(name) is not None
@@ -96,12 +106,18 @@ def is_secret_name(name: str) -> bool:
 
 def redact_text(text: str) -> str:
     """The text without secrets. Idempotent."""
-    for form in _known:
-        text = text.replace(form, MASK)
+    text = mask_known(text)
     lowered = text.lower()
     if any(word in lowered for word in _TELLING):
         for pattern, replacement in _RULES:
             text = pattern.sub(replacement, text)
+    return text
+
+
+def mask_known(text: str) -> str:
+    """The text without the secrets that this process has read, in each of their forms."""
+    for form in _known:
+        text = text.replace(form, MASK)
     return text
 
 
@@ -110,7 +126,9 @@ def redact(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     if depth < DEEPEST and isinstance(value, Mapping):
-        return {text_of(name): redact_field(text_of(name), each, depth + 1) for name, each in value.items()}
+        return {
+            redact_text(text_of(name)): redact_field(text_of(name), each, depth + 1) for name, each in value.items()
+        }
     if depth < DEEPEST and isinstance(value, list | tuple | set | frozenset):
         return [redact(each, depth + 1) for each in value]
     return redact_text(text_of(value))

@@ -147,7 +147,7 @@ def _refused_credentials(question: Question, status: int, headers: Mapping[str, 
     detail = (
         f"{question.method}: HTTP {status}: authentication: the agent wants credentials it did not get, or refuses ours"
     )
-    return AuthenticationRefused(f"{detail} ({challenge})" if challenge else detail)
+    return AuthenticationRefused(f"{detail} ({challenge})" if challenge else detail, status)
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float | None:

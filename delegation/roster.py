@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import redis
 
 from delegation.access import AgentAccess
 from delegation.card_cache import CardCache
-from delegation.card_changes import Changes, compare
+from delegation.card_changes import Changes
 from delegation.card_fetch import CARD_DEADLINE_S
 from delegation.card_keys import load_keys
-from delegation.card_pipeline import CardPipeline
+from delegation.card_pipeline import CardPipeline, changes_since
 from delegation.card_verdict import Verdict
-from delegation.cards import CheckedCard, Interface, Skill, at_interface, check_card
-from delegation.client import AgentClient
-from delegation.errors import AgentError
-from delegation.origins import read_origin
-from delegation.outbound import GuardedTransport
-from delegation.security import describe_credentials
+from delegation.cards import CheckedCard, Interface, at_interface, check_card
+from delegation.client import TOKEN_DEADLINE_S, AgentClient
+from delegation.errors import DelegationError, StoreUnavailable
+from delegation.roster_rows import empty_row, facts_of_card, facts_of_verdict, reason_of
 from delegation.settings import AgentSettings, Settings
-from delegation.texts import NAME_CHARS, SKILL_DESCRIPTION_CHARS, clean, clean_or_warn
-from delegation.tls import make_context
-from delegation.watch import choose
 
 #: A roster of hanging agents is described in about the time of one.
 DESCRIBE_THREADS = 16
-EXTENDED_DEADLINE_S = 5.0
-#: A card may name thousands.
-MOST_SKILLS = 50
-_NAMES = (
-    *("id", "name", "version", "accepted", "paused", "reason", "watch", "skills"),
-    *("auth", "signed", "fingerprint", "card_fetched_at"),
-)
+#: Kept for agents, participants and interfaces; the oldest goes first, and is made anew when it is needed again.
+MOST_CLIENTS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +57,11 @@ class Roster:
     ) -> None:
         self._settings = settings
         self._accesses: dict[str, AgentAccess] = {}
-        self._keys_transports: dict[str, GuardedTransport] = {}
         self._clients: dict[tuple[str, str, Interface], tuple[int, AgentClient]] = {}
         max_bytes = settings.limits.card_bytes
         pipeline = CardPipeline(
             transport_of=lambda agent: self._access(agent).cards,
-            keys_of=lambda agent: load_keys(agent, self._keys_transport),
+            keys_of=lambda agent, left_s: load_keys(agent, self._access(agent).keys, deadline_s=left_s),
             extended_of=self._extended_card,
             participant_id=settings.server.participant_id,
             ttl_s=settings.timing.card_ttl.total_seconds(),
@@ -122,9 +111,7 @@ class Roster:
         verdict, accepted = self._cards.review(agent)
         if verdict.kind and not verdict.is_paused:
             raise verdict.error()
-        changes = (
-            Changes() if accepted is None or not verdict.is_paused else compare(agent, accepted.card, verdict.card)
-        )
+        changes = changes_since(agent, accepted, verdict) if verdict.is_paused else Changes()
         return Review(agent=agent, found=verdict, accepted=accepted, changes=changes)
 
     def accept(self, review: Review) -> bool:
@@ -135,44 +122,25 @@ class Roster:
         """Close this process's connections to agents."""
         for access in self._accesses.values():
             access.close()
-        for transport in self._keys_transports.values():
-            transport.close()
 
     def _describe(self, agent: AgentSettings) -> dict[str, Any]:
+        row, base_url = empty_row(agent.id), self._settings.server.base_url
         try:
             kept = self._cards.look(agent)
-        except AgentError as error:
-            return _row(agent, reason=f"{error.code}: {error.detail}")
-        verdict, outcome = kept.verdict, kept.outcome
-        row = _row(
-            agent,
-            paused=verdict.is_paused,
-            signed=verdict.signed or None,
-            fingerprint=verdict.fingerprint or None,
-            card_fetched_at=verdict.fetched_at if verdict.card else None,
-        )
-        if isinstance(outcome, CheckedCard):
-            return row | self._facts(agent, outcome) | self._readiness(agent, outcome)
-        row |= {"reason": f"{outcome.code}: {outcome.detail}"}
-        return row | self._facts(agent, check_card(agent, verdict.card)) if verdict.is_paused else row
-
-    def _facts(self, agent: AgentSettings, card: CheckedCard) -> dict[str, Any]:
-        skills = enumerate(card.skills[:MOST_SKILLS])
-        return {
-            "name": clean_or_warn(card.name, NAME_CHARS, agent=agent.id, field="name"),
-            "version": clean(card.version, NAME_CHARS),
-            "auth": describe_credentials(card.credentials, agent.auth) or None,
-            "watch": choose(agent.updates, card, base_url=self._settings.server.base_url).value,
-            "skills": [_skill(agent, skill, f"skills.{position}") for position, skill in skills],
-        }
-
-    def _readiness(self, agent: AgentSettings, card: CheckedCard) -> dict[str, Any]:
-        """Whether work can go there now: what the agent is to be shown has to be there, a token included."""
-        try:
-            self._access(agent).credentials(card.credentials).sign()
-        except AgentError as error:
-            return {"accepted": False, "reason": f"{error.code}: {error.detail}"}
-        return {"accepted": True}
+            row |= facts_of_verdict(kept.verdict)
+            if isinstance(kept.outcome, CheckedCard):
+                row |= facts_of_card(agent, kept.outcome, base_url)
+                # Whether work can go there now: what it is to be shown has to be there, a token included.
+                self._access(agent).credentials(kept.outcome.credentials).present(time.monotonic() + TOKEN_DEADLINE_S)
+                return row | {"accepted": True}
+            row |= {"reason": reason_of(kept.outcome)}
+            if kept.verdict.is_paused:
+                row |= facts_of_card(agent, check_card(agent, kept.verdict.card), base_url)
+        except StoreUnavailable:
+            raise
+        except DelegationError as error:
+            row |= {"reason": row["reason"] or reason_of(error)}
+        return row
 
     def _client_for(self, agent: AgentSettings, card: CheckedCard, participant_id: str) -> AgentClient:
         key = (agent.id, participant_id, card.interface)
@@ -189,27 +157,17 @@ class Roster:
             stream_start_s=self._settings.timing.stream_start.total_seconds(),
         )
         self._clients[key] = (os.getpid(), client)  # two threads may both build one; the last stays, both work
+        while len(self._clients) > MOST_CLIENTS:
+            self._clients.pop(next(iter(self._clients), key), None)
         return client
 
     def _access(self, agent: AgentSettings) -> AgentAccess:
         access = self._accesses.get(agent.id)
         return access or self._accesses.setdefault(agent.id, AgentAccess(agent))
 
-    def _extended_card(self, agent: AgentSettings, card: CheckedCard) -> Any:
+    def _extended_card(self, agent: AgentSettings, card: CheckedCard, left_s: float) -> Any:
         client = self._client_for(agent, card, self._settings.server.participant_id)
-        return client.extended_card(deadline_s=EXTENDED_DEADLINE_S)
-
-    def _keys_transport(self, agent: AgentSettings) -> GuardedTransport:
-        """To the origin of the agent's `signature_keys` alone; it is shown no credentials."""
-        transport = self._keys_transports.get(agent.id)
-        if transport is None:
-            made = GuardedTransport(
-                [read_origin(agent.signature_keys or "")],
-                make_tls=partial(make_context, agent.ca_bundle, ()),
-                proxy=agent.proxy,
-            )
-            transport = self._keys_transports.setdefault(agent.id, made)
-        return transport
+        return client.extended_card(deadline_s=left_s)
 
 
 def _speaks_alike(one: CheckedCard, other: CheckedCard) -> bool:
@@ -217,17 +175,3 @@ def _speaks_alike(one: CheckedCard, other: CheckedCard) -> bool:
         getattr(one, name) == getattr(other, name)
         for name in ("interface", "can_stream", "active_extensions", "credentials")
     )
-
-
-def _skill(agent: AgentSettings, skill: Skill, field: str) -> dict[str, str]:
-    return {
-        "id": clean(skill.id, NAME_CHARS),
-        "name": clean_or_warn(skill.name, NAME_CHARS, agent=agent.id, field=f"{field}.name"),
-        "description": clean_or_warn(
-            skill.description, SKILL_DESCRIPTION_CHARS, agent=agent.id, field=f"{field}.description"
-        ),
-    }
-
-
-def _row(agent: AgentSettings, **facts: Any) -> dict[str, Any]:
-    return dict.fromkeys(_NAMES) | {"id": agent.id, "accepted": False, "paused": False, "skills": []} | facts

@@ -1,15 +1,13 @@
 """Which of our credentials a card asks for (A2A spec sections 4.5 and 7). Pure.
 
-`securityRequirements` is a list of alternatives, each a combination of schemes that must all be met; a skill may have
-its own list. One alternative of each list is chosen, the first that the configured credentials meet in full, and
-nothing but the chosen ones is ever sent. The card decides which; where each goes the operator has decided.
+Of each list of alternatives on the card (see security_schemes.py) one is chosen, the first that the configured
+credentials meet in full, and no other secret is ever sent. The card decides which; where each goes the operator has
+decided. A client certificate is no secret: connections to the agent's origins show it to a server that asks.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,41 +22,14 @@ from delegation.auth_settings import (
     OpenIdCredential,
 )
 from delegation.config_values import is_key_name
-from delegation.errors import AgentRefused, UnsupportedExtensionError
+from delegation.errors import UnsupportedExtensionError
+from delegation.security_schemes import CARD, Demand, Place, SecurityScheme, places, read_alternatives, read_schemes
 
-MOST_SCHEMES = 64
-MOST_ALTERNATIVES = 32
-MOST_SCOPES = 64
 #: Schemes of one alternative that advice is given for.
 MOST_ADVICE = 4
 
-#: The member that holds a scheme in A2A 1.0, and `type` of the same in OpenAPI's spelling.
-_KINDS: Mapping[str, str] = {
-    "apiKeySecurityScheme": "apiKey",
-    "httpAuthSecurityScheme": "http",
-    "oauth2SecurityScheme": "oauth2",
-    "openIdConnectSecurityScheme": "openIdConnect",
-    "mtlsSecurityScheme": "mutualTLS",
-}
 _BEARER_LIKE = ("http bearer", "oauth2", "openIdConnect")
 _LOCATIONS = ("header", "query", "cookie")
-#: RFC 6749 section 3.3.
-_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]{1,256}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SecurityScheme:
-    """One way in that a card declares. ``kind`` is OpenAPI's type; of `http`, with its scheme: `http bearer`."""
-
-    name: str
-    kind: str
-    location: str = ""  #: of an API key
-    key_name: str = ""
-    token_url: str = ""  #: of client credentials; empty where the card offers no such flow
-
-    def __str__(self) -> str:
-        details = f" in {self.location} {self.key_name}" if self.kind == "apiKey" else ""
-        return one_line(f"{self.name} ({self.kind}{details})", 120)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,29 +41,21 @@ class CredentialUse:
     scopes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Demand:
-    """One scheme in one alternative of a requirement."""
-
-    scheme: SecurityScheme
-    scopes: tuple[str, ...]
-
-
 def choose_credentials(card: Mapping[str, Any], credentials: Sequence[Credential]) -> tuple[CredentialUse, ...]:
     """The credentials to show an agent with this card.
 
     A card that asks for nothing gets all that are configured: the operator bound them to this agent. Raises
     UnsupportedExtensionError, which says what to configure, and AgentRefused for a card that is not readable.
     """
-    schemes = _read_schemes(card)
-    places = list(_places(card))
-    if not schemes and not places:
+    schemes = read_schemes(card)
+    found = list(places(card))
+    if not schemes and not found:
         return _all_of(credentials)
     if not credentials:
-        raise _missing(schemes, places)
-    lists = [_read_alternatives(where, raw, schemes) for where, raw in places]
+        raise _missing(schemes, found)
+    lists = [(place.name, read_alternatives(place, schemes)) for place in found]
     if not lists:  # schemes are declared, and nothing says which: any of them
-        lists = [("card", [(_Demand(scheme=scheme, scopes=()),) for scheme in schemes.values()])]
+        lists = [(CARD, [(Demand(scheme=scheme, scopes=()),) for scheme in schemes.values()])]
     chosen: tuple[CredentialUse, ...] = ()
     for where, alternatives in lists:
         chosen = _choose(where, alternatives, credentials, chosen)
@@ -120,7 +83,7 @@ def _all_of(credentials: Sequence[Credential]) -> tuple[CredentialUse, ...]:
 
 def _choose(
     where: str,
-    alternatives: Sequence[tuple[_Demand, ...]],
+    alternatives: Sequence[tuple[Demand, ...]],
     credentials: Sequence[Credential],
     chosen: tuple[CredentialUse, ...],
 ) -> tuple[CredentialUse, ...]:
@@ -135,12 +98,12 @@ def _choose(
         problems.append(_advice_on(lacking) or "two of its schemes want the same place in a request")
     if not problems:
         return chosen
-    place = "" if where == "card" else f" (for {where})"
+    place = "" if where == CARD else f" (for {where})"
     raise UnsupportedExtensionError(f"auth_missing{place}: {min(problems, key=len)}")
 
 
 def _first_fit(
-    demand: _Demand, credentials: Sequence[Credential], chosen: Sequence[CredentialUse]
+    demand: Demand, credentials: Sequence[Credential], chosen: Sequence[CredentialUse]
 ) -> CredentialUse | None:
     """One that is in use already comes first, so that a skill's list asks for no second key."""
     in_use = {use.position for use in chosen}
@@ -231,101 +194,14 @@ def _advice(scheme: SecurityScheme) -> str:
     return one_line(f"{scheme.name}: add [[agents.auth]] {what}", 300)
 
 
-def _missing(
-    schemes: Mapping[str, SecurityScheme], places: Sequence[tuple[str, list[Any]]]
-) -> UnsupportedExtensionError:
+def _missing(schemes: Mapping[str, SecurityScheme], found: Sequence[Place]) -> UnsupportedExtensionError:
     """Nothing is configured: whatever the card asks for, we lack."""
-    for where, raw in places:
-        for demands in _read_alternatives(where, raw, schemes)[1]:
+    for place in found:
+        for demands in read_alternatives(place, schemes):
             if demands:
-                place = "" if where == "card" else f" (for {where})"
+                said = "" if place.skill is None else f" (for {place.name})"
                 advice = _advice_on([demand.scheme for demand in demands])
-                return UnsupportedExtensionError(f"auth_missing{place}: {advice}")
+                return UnsupportedExtensionError(f"auth_missing{said}: {advice}")
     if schemes:
         return UnsupportedExtensionError(f"auth_missing: {_advice(next(iter(schemes.values())))}")
-    return UnsupportedExtensionError(f"auth_missing: {places[0][0]} declares securityRequirements without a scheme")
-
-
-# --- Reading the card -------------------------------------------------------------------------------------------------
-
-
-def _places(card: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Each list of alternatives, and whose it is. `security` is what 0.3 called it."""
-    skills = card.get("skills")
-    listed_skills = [skill for skill in skills if isinstance(skill, dict)] if isinstance(skills, list) else []
-    named = ((f"skill {one_line(skill.get('id'), 40) or 'without id'}", skill) for skill in listed_skills)
-    for where, owner in (("card", card), *named):
-        for key in ("securityRequirements", "security"):
-            listed = owner.get(key)
-            if listed is None or listed == []:
-                continue
-            if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-                raise AgentRefused(f"card_invalid: {where}: {key} is not a list of objects")
-            if len(listed) > MOST_ALTERNATIVES:
-                raise AgentRefused(f"card_invalid: {where}: more than {MOST_ALTERNATIVES} {key}")
-            yield where, listed
-
-
-def _read_alternatives(
-    where: str, listed: Sequence[Mapping[str, Any]], schemes: Mapping[str, SecurityScheme]
-) -> tuple[str, list[tuple[_Demand, ...]]]:
-    alternatives = []
-    for entry in listed:
-        wanted = entry.get("schemes", entry)  # 0.3: the names directly
-        if wanted is None:  # proto3 JSON: its default, no schemes
-            wanted = {}
-        if not isinstance(wanted, dict):
-            raise AgentRefused(f"card_invalid: {where}: a security requirement is not an object")
-        if len(wanted) > MOST_SCHEMES:  # all or nothing: a part of them would be shown for nothing
-            raise AgentRefused(f"card_invalid: {where}: a security requirement of more than {MOST_SCHEMES} schemes")
-        demands = tuple(
-            _Demand(scheme=schemes.get(name) or SecurityScheme(name=name, kind="undeclared"), scopes=_scopes(scopes))
-            for name, scopes in wanted.items()
-        )
-        alternatives.append(demands)
-    return where, alternatives
-
-
-def _scopes(raw: object) -> tuple[str, ...]:
-    listed = raw.get("list") if isinstance(raw, dict) else raw
-    named = itertools.islice(listed, MOST_SCOPES) if isinstance(listed, list) else ()
-    return tuple(scope for scope in named if isinstance(scope, str) and _SCOPE.fullmatch(scope))
-
-
-def _read_schemes(card: Mapping[str, Any]) -> dict[str, SecurityScheme]:
-    raw = card.get("securitySchemes")
-    if raw is None:
-        return {}
-    if not isinstance(raw, dict):
-        raise AgentRefused("card_invalid: securitySchemes is not an object")
-    if len(raw) > MOST_SCHEMES:
-        raise AgentRefused(f"card_invalid: more than {MOST_SCHEMES} securitySchemes")
-    return {name: _read_scheme(name, entry) for name, entry in raw.items()}
-
-
-def _read_scheme(name: str, raw: object) -> SecurityScheme:
-    members = raw if isinstance(raw, dict) else {}
-    named = ((kind, members[key]) for key, kind in _KINDS.items() if key in members)
-    kind, entry = next(named, (_text(members, "type"), members))
-    if not isinstance(entry, dict) or kind not in _KINDS.values():
-        return SecurityScheme(name=name, kind="unknown")
-    if kind == "http":
-        kind = f"http {_text(entry, 'scheme').lower()}"
-    return SecurityScheme(
-        name=name,
-        kind=kind,
-        location=_text(entry, "location") or _text(entry, "in"),
-        key_name=_text(entry, "name"),
-        token_url=_token_url(entry) if kind == "oauth2" else "",
-    )
-
-
-def _token_url(entry: Mapping[str, Any]) -> str:
-    flows = entry.get("flows")
-    flow = flows.get("clientCredentials") if isinstance(flows, dict) else None
-    return (_text(flow, "tokenUrl") or "https://…") if isinstance(flow, dict) else ""
-
-
-def _text(owner: Mapping[str, Any], key: str) -> str:
-    value = owner.get(key)
-    return value[:512] if isinstance(value, str) else ""
+    return UnsupportedExtensionError(f"auth_missing: {found[0].name} declares securityRequirements without a scheme")

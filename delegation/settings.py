@@ -315,7 +315,7 @@ def _conceal_secrets(settings: Settings) -> None:
         conceal_url(url or "")
     for agent in settings.agents:
         for name, value in agent.headers.items():
-            if is_secret_name(name):
+            if is_secret_name(name) or name.lower().endswith("key"):
                 conceal(value, for_good=True)
 
 

@@ -92,9 +92,7 @@ class Starting(Steps):
             if action is StartAction.LOOK_UP:
                 return self._look_up(loaded, self._client(delegation))
             card = self._card(delegation)
-            # Where the card accepted last says, whatever an attempt before this one kept.
-            progress = replace(delegation.progress, interface=card.interface_key)
-            return self._send(loaded, self._client(replace(delegation, progress=progress)), card)
+            return self._send(loaded, self._client(delegation, card), card)
         except (UnsupportedExtensionError, AgentRefused) as error:
             reason = Reason.AGENT_REFUSED if action is StartAction.SEND else Reason.OUTCOME_UNKNOWN
             return self._give_up(loaded, delegation, reason, str(error))
@@ -198,10 +196,11 @@ class Starting(Steps):
     def _look_up_failed(self, loaded: Loaded, delegation: Delegation, error: AgentError) -> Change:
         """Where the agent cannot be asked, the operator's word decides: send again, or give up with the truth."""
         moment = self._moment(loaded)
-        since = delegation.progress.failing_since
+        later = decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
+        since = later.after.progress.failing_since
         keeps_failing = since is not None and moment.now - since >= self._rules.unavailable_after_s
         if not isinstance(error, AgentRefused) and not keeps_failing:
-            return decide.postpone(delegation, error, cause=Cause.SENT, moment=moment)
+            return later
         if self._agents.config(delegation.agent).on_ambiguous_send == "resend":
             return decide.forget_intent(delegation, moment)
         detail = "the agent's answer to the message was lost, and it cannot be asked whether it has the task"

@@ -11,7 +11,7 @@ import structlog
 from delegation import endings
 from delegation.agent_task import AgentTask
 from delegation.agents import AgentCalls, Agents, Card, withdraw
-from delegation.errors import AgentError, AgentUnreachable, StaleWrite, UnknownAgent
+from delegation.errors import AgentError, NotTried, StaleWrite, UnknownAgent
 from delegation.state import Cause, Change, Delegation, Moment, Reason, Rules
 from delegation.store import Loaded, Settlement, Store
 
@@ -46,19 +46,23 @@ class Steps:
         self._rules = rules
         self._rand = rand
 
-    def _client(self, delegation: Delegation) -> AgentCalls:
-        """Raises AgentError. An agent that this process does not know may be another's: its configuration is older."""
+    def _client(self, delegation: Delegation, card: Card | None = None) -> AgentCalls:
+        """For the interface that ``card`` names, else for the one it was sent to. Raises AgentError.
+
+        An agent that this process does not know may be another's: its configuration is older.
+        """
+        interface = delegation.progress.interface if card is None else card.interface_key
         try:
-            return self._agents.client(delegation.agent, delegation.participant_id, delegation.progress.interface)
+            return self._agents.client(delegation.agent, delegation.participant_id, interface)
         except UnknownAgent as error:
-            raise AgentUnreachable(str(error)) from error
+            raise NotTried(str(error)) from error
 
     def _card(self, delegation: Delegation) -> Card:
         """For new work. Raises AgentError, as `_client` does."""
         try:
             return self._agents.card(delegation.agent)
         except UnknownAgent as error:
-            raise AgentUnreachable(str(error)) from error
+            raise NotTried(str(error)) from error
 
     def _moment(self, loaded: Loaded) -> Moment:
         return Moment(now=loaded.now(), rules=self._rules, rand=self._rand())
@@ -66,11 +70,11 @@ class Steps:
     def _call_s(self, loaded: Loaded) -> float:
         """What is left for a call so that its answer can still be written under the lease.
 
-        Raises AgentUnreachable when nothing is: this process slept, and somebody else is at work.
+        Raises NotTried when nothing is: this process slept, and somebody else is at work.
         """
         left = self._rules.lease_s - self._rules.lease_margin_s / 3 - (loaded.now() - loaded.read_at)
         if left <= 0:
-            raise AgentUnreachable("the lease ran out before the call")
+            raise NotTried("the lease ran out before the call")
         return min(self._rules.call_deadline_s, left)
 
     # ------------------------------------------------------------ writing

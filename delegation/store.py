@@ -16,7 +16,10 @@ Keys, all under one prefix (``redis.key_prefix``, default ``delegation:``):
     shares:<scope digest>    hash    further calls with that key, each with  retention
                                      what follows it, '' once published
     card:<agent id>          string  the agent's card or refusal, JSON       a cache, with a TTL
-    card:<agent id>:accepted string  the last card that was accepted         a cache, with a TTL
+    card:<agent id>:accepted string  the last card that was accepted: what   a year: no cache, later cards are
+                                     later ones are compared with            trusted by it
+    card:<agent id>:paused   string  a later one that nobody has accepted    a year, or until it is settled
+    card:<agent id>:told     string  what was logged of its cards lately     a day
     card:<agent id>:lock     string  who is fetching it now                  seconds
     calls:<agent id>         zset    running calls, scored by lease end      empties itself
     waiting:<agent id>       zset    delegations waiting for a call slot     empties itself

@@ -1,4 +1,4 @@
-"""Text of agents, made fit to be read: by a model, in a log, on a terminal, on a page. Pure, save for one warning.
+"""Text of agents, made fit to be read: by a model, in a log, on a terminal, on a page. Pure.
 
 There are two ways, and one table of characters for both:
 
@@ -14,8 +14,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable
-
-import structlog
 
 NAME_CHARS = 80
 DESCRIPTION_CHARS = 500
@@ -38,7 +36,8 @@ _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CUT = "…"
 #: After NFKC, never before it: four more characters become `<` and `>` there. These two stay what they are.
-_NO_TAGS = str.maketrans("<>", "‹›")
+#: Also the two characters that a reader who decomposes text would take apart into one of those and a stroke.
+_NO_TAGS = str.maketrans("<>≮≯", "‹›‹›")
 _QUERY = re.compile(r"(https?://[^\s?]*)\?\S*", re.IGNORECASE)
 
 #: How much is looked at for each character of the limit, so that a long text costs no more than a short one: first
@@ -49,8 +48,6 @@ _SEEN_FACTOR = 4
 _SKIN_TONES = frozenset(map(chr, range(0x1F3FB, 0x1F400)))
 _JAMO_THAT_FOLLOW = frozenset(map(chr, (*range(0x1160, 0x1200), *range(0xD7B0, 0xD7FC))))
 _FLAG_LETTERS = "".join(map(chr, range(0x1F1E6, 0x1F200)))
-
-log = structlog.get_logger("delegation")
 
 
 def clean(text: object, limit: int, *, secrets: Iterable[str] = (), with_queries: bool = True) -> str:
@@ -63,12 +60,9 @@ def clean(text: object, limit: int, *, secrets: Iterable[str] = (), with_queries
     return _clean(text, limit, tuple(secrets), with_queries)[0]
 
 
-def clean_or_warn(text: object, limit: int, *, agent: str, field: str) -> str:
-    """As :func:`clean`; a cut is logged, with whose text and which, never the text. For where a card is read, once."""
-    line, is_cut = _clean(text, limit, (), True)
-    if is_cut:
-        log.warning("text.cut", agent=agent, field=field, limit=limit)
-    return line
+def clean_and_tell(text: object, limit: int) -> tuple[str, bool]:
+    """As :func:`clean`, and whether it was cut."""
+    return _clean(text, limit, (), True)
 
 
 def printable(text: str) -> str:

@@ -24,7 +24,7 @@ from delegation.auth_settings import OAuth2Credential, OpenIdCredential
 from delegation.errors import AgentError, ConfigurationError, CredentialUnavailable
 from delegation.origins import read_origin
 from delegation.outbound import Exchange, GuardedTransport
-from delegation.redaction import conceal
+from delegation.redaction import conceal, mask_known
 from delegation.secret_values import read_secret
 
 DISCOVERY_PATH = "/.well-known/openid-configuration"
@@ -33,6 +33,10 @@ DEADLINE_S = 10.0
 MAX_BYTES = 65_536
 #: Everybody who needs the token meanwhile hears of a failure, and nobody asks again sooner.
 FAILURE_S = 5.0
+#: The same, while it goes on and on.
+FAILURE_MAX_S = 60.0
+#: Whoever does not ask himself waits no longer: threads that wait are threads that other agents lack.
+PATIENCE_S = 2.0
 #: An agent that refuses the token it got in place of a refused one would refuse the next one as well.
 REPLACED_S = 30.0
 #: However short its life is said to be: a token is asked for at most this often.
@@ -68,21 +72,22 @@ class TokenSource:
         # By process id: one that was held in the parent at a fork would never be let go in the child.
         self._locks: dict[int, threading.Lock] = {}
         self._kept: _Kept | None = None
+        self._failures = 0
         self._replaced_at = -REPLACED_S
 
-    def token(self, *, rejected: str = "", patience_s: float = DEADLINE_S) -> str:
+    def token(self, *, until: float, rejected: str = "") -> str:
         """A token that is good now and is not ``rejected``, unless that one has just replaced another refused one.
 
-        Raises CredentialUnavailable.
+        ``until`` is on the monotonic clock. Raises CredentialUnavailable.
         """
         self.forget((rejected,))
         kept = self._good()
         if kept is None:
             lock = self._locks.setdefault(os.getpid(), threading.Lock())
-            if not lock.acquire(timeout=max(patience_s, 0.001)):
+            if not lock.acquire(timeout=min(max(until - time.monotonic(), 0.001), PATIENCE_S)):
                 raise CredentialUnavailable("the token is being asked for, and does not come")
             try:
-                kept = self._good() or self._renew()
+                kept = self._good() or self._renew(until)
             finally:
                 lock.release()
         if kept.failure:
@@ -101,17 +106,27 @@ class TokenSource:
         kept = self._kept
         return kept if kept is not None and kept.until > time.monotonic() else None
 
-    def _renew(self) -> _Kept:
+    def _renew(self, until: float) -> _Kept:
+        """A failure counts for everybody, unless it was ours: a call that had little time left."""
+        began_at = time.monotonic()
         try:
-            kept = self._ask()
+            kept = self._ask(min(until, began_at + DEADLINE_S))
         except (AgentError, ConfigurationError) as error:
-            kept = _Kept(until=time.monotonic() + FAILURE_S, failure=f"token endpoint: {error.detail}")
+            self._failures += 1
+            wait_s = min(FAILURE_S * 2 ** min(self._failures - 1, 8), FAILURE_MAX_S)
+            detail = mask_known(f"token endpoint: {error.detail}")
+            kept = _Kept(until=time.monotonic() + wait_s, failure=detail)
+            if time.monotonic() >= until and until < began_at + DEADLINE_S:
+                return kept
+        else:
+            self._failures = 0
         self._kept = kept
         return kept
 
-    def _ask(self) -> _Kept:
-        credential, until = self._credential, time.monotonic() + DEADLINE_S
+    def _ask(self, until: float) -> _Kept:
+        credential = self._credential
         secret = read_secret(credential.client_secret)
+        conceal(f"{credential.client_id}:{secret}")  # as it is encoded for client_secret_basic
         if isinstance(credential, OAuth2Credential):
             url = credential.token_url
         else:
@@ -140,6 +155,8 @@ class TokenSource:
         except Exception as error:  # noqa: BLE001  Authlib takes an answer as it comes, and fails at it in many ways
             raise CredentialUnavailable(f"its answer is not readable ({type(error).__name__})") from None
         token = _read_token(answer)
+        if token == secret:
+            raise CredentialUnavailable("its token is our own client secret")
         conceal(token)
         return _Kept(token=token, until=asked_at + _good_for_s(answer))
 

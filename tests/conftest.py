@@ -3,8 +3,10 @@ nothing that a test does leaves this machine."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
@@ -29,6 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Here and in every child process, once: an audit hook stays until the process ends.
 _WATCH = ROOT / "tests" / "support" / "loopback_only"
 _REPORT = Path(tempfile.mkdtemp(prefix="tests-leaving-")) / "report"
+atexit.register(shutil.rmtree, _REPORT.parent, ignore_errors=True)
 os.environ["TESTS_LEAVING_REPORT"] = str(_REPORT)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_WATCH), os.environ.get("PYTHONPATH")]))
 importlib.import_module("tests.support.loopback_only.sitecustomize")

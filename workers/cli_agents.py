@@ -96,7 +96,8 @@ def _lines(review: Review) -> Iterator[str]:
     before = short(review.accepted.fingerprint) if review.accepted else "none"
     yield f"{review.agent.id}: card {before} → {short(review.found.fingerprint)}"
     yield from (f"  {one_line(reason, 300)}" for reason in review.changes.reasons)
-    yield f"  changed: {', '.join(review.changes.members)}"
+    if review.changes.members:
+        yield f"  changed: {', '.join(review.changes.members)}"
 
 
 @contextmanager

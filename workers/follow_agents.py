@@ -47,5 +47,7 @@ class AgentClients:
         if known is not None and time.monotonic() < kept_until:
             return known
         client = await self._flights.ask(key, functools.partial(self._roster.client, *key))
-        self._known[key] = (time.monotonic() + _KEPT_S, client)
+        now = time.monotonic()
+        self._known = {each: kept for each, kept in self._known.items() if now < kept[0]}
+        self._known[key] = (now + _KEPT_S, client)
         return client

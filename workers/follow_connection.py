@@ -1,8 +1,8 @@
 """The way out for streams: one guarded connection per stream, in the follower's event loop.
 
-The guards are those of ``delegation/outbound.py``: pinned origins, checked addresses, no redirects, no proxies, no
-compression. A stream has a connection of its own, not one of a pool: nothing is ever used twice, a pool of thousands
-would look through all of them at each change, and closing one is closing its socket.
+The guards are those of ``delegation/outbound.py``: pinned origins, checked addresses, no redirects, no proxies but the
+operator's, no compression. A stream has a connection of its own, not one of a pool: nothing is ever used twice, a pool
+of thousands would look through all of them at each change, and closing one is closing its socket.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import httpx
 from delegation.errors import AgentRefused, AgentUnreachable, CallAmbiguous
 from delegation.events import PreparedRequest
 from delegation.origins import Origin, origin_of, refused_address, resolve
-from delegation.outbound import CONNECT_AT_MOST_S, Route
+from delegation.outbound import CONNECT_AT_MOST_S, Route, say
 from workers.follow_flights import Flights
 
 #: Streams of one agent that are being opened at the same time.
@@ -67,7 +67,7 @@ class Answer:
         except httpcore.ReadTimeout:
             raise Silence from None
         except (httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-            raise CallAmbiguous(f"the connection broke: {error}"[:200]) from error
+            raise CallAmbiguous(f"the connection broke: {say(error)}") from error
 
     async def read(self, within_s: float) -> bytes:
         """The first bytes of a body that is no stream. Raises CallAmbiguous."""
@@ -163,9 +163,9 @@ async def _ask(connection: _Connection, request: httpcore.Request) -> Answer:
     try:
         response = await connection.handle_async_request(request)
     except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.ProxyError) as error:
-        raise AgentUnreachable(f"no connection: {error}"[:200]) from error
+        raise AgentUnreachable(f"no connection: {say(error)}") from error
     except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError) as error:
-        raise CallAmbiguous(f"no answer: {str(error) or type(error).__name__}"[:200]) from error
+        raise CallAmbiguous(f"no answer: {say(error)}") from error
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
     if headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
         raise CallAmbiguous("the answer is compressed though identity was asked for")

@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -60,6 +61,9 @@ _STOP_WITHIN_S = 5.0
 _STORE_TIMEOUT_S = 5.0
 _STORE_THREADS = 4
 _AGENT_THREADS = 16
+_LOOK_UP_THREADS = 4
+#: Of one agent: a card or token endpoint that hangs must leave threads to the other agents.
+_PREPARING_AT_ONCE = 4
 _WAKE_THREADS = 2
 _USUAL_INTERVAL_S = float(AgentSettings.model_fields["follow_interval"].default.total_seconds())
 
@@ -105,10 +109,12 @@ class Follower:
         self._lease_threads = ThreadPoolExecutor(1, thread_name_prefix="leases")
         self._store_threads = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="store")
         self._agent_threads = ThreadPoolExecutor(_AGENT_THREADS, thread_name_prefix="agents")
+        self._look_up_threads = ThreadPoolExecutor(_LOOK_UP_THREADS, thread_name_prefix="look-ups")
         self._wake_threads = ThreadPoolExecutor(_WAKE_THREADS, thread_name_prefix="wakes")
+        self._preparing: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(_PREPARING_AT_ONCE))
         self._clients = AgentClients(roster, self._agent_threads)
         self.connections = Connections(
-            self._agent_threads,
+            self._look_up_threads,
             answer_within_s=self.pace.answer_within_s,
             idle_s=timing.follow_idle.total_seconds(),
         )
@@ -239,7 +245,8 @@ class Follower:
         with suppress(StoreUnavailable):  # then the leases run out
             await self._ask_for_leases(self._store.drop_follows, self.id, ids, leaving=True)
         log.info("follower.stopped", given_back=len(ids), streams=self._streams, connections=self.connections.open)
-        for threads in (self._lease_threads, self._store_threads, self._agent_threads, self._wake_threads):
+        pools = (self._store_threads, self._agent_threads, self._look_up_threads, self._wake_threads)
+        for threads in (self._lease_threads, *pools):
             threads.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ told by the listener's thread
@@ -260,10 +267,11 @@ class Follower:
     async def prepare(self, delegation: Delegation, agent_task_id: AgentTaskId) -> Plan:
         agent = self._settings.agent(delegation.agent)
         interface = delegation.progress.interface
-        client = await self._clients.get(delegation.agent, delegation.participant_id, interface)
-        # In a thread: a token may have to be asked for, and certificates read.
-        prepare = functools.partial(_prepare, client, agent_task_id)
-        request, route = await asyncio.get_running_loop().run_in_executor(self._agent_threads, prepare)
+        async with self._preparing[agent.id]:
+            client = await self._clients.get(delegation.agent, delegation.participant_id, interface)
+            # In a thread: a token may have to be asked for, and certificates read.
+            prepare = functools.partial(_prepare, client, agent_task_id)
+            request, route = await asyncio.get_running_loop().run_in_executor(self._agent_threads, prepare)
         return Plan(
             client=client,
             request=request,

@@ -277,10 +277,11 @@ def test_c036_a_missing_credential_is_named_before_anything_is_sent(it: Bench) -
     assert posts(agent) == []
     rows = {row["id"]: row for row in json.loads(it.deployment.command("agents", "--json").stdout)}
     assert said in rows["c036-missing"]["reason"]
-    assert rows["reply"]["auth"] == "bearer"
+    assert rows["c016"]["auth"] == "oauth2"
     lines = it.deployment.command("doctor").stdout.splitlines()
-    assert any("c036-missing" in line and "auth_missing: tok" in line for line in lines)
-    assert any("agent reply" in line and "shown bearer" in line for line in lines)
+    expected = {"c036-missing": "auth_missing: tok", "c016": "shown oauth2", "unset": "env:UNSET_OF_TEST is empty"}
+    for name, said in expected.items():
+        assert any(line.startswith(f"agent {name} ") and said in line for line in lines)
 
 
 def test_c078_the_secret_is_at_the_agent_and_nowhere_else(tmp_path: Path) -> None:
@@ -487,3 +488,24 @@ def test_an_agent_behind_mutual_tls_is_followed_with_certificate_and_token(tmp_p
         assert ended(delegation)["state"] == "COMPLETED"
         assert handle.refused() == []
         assert {call["certificate"] for call in handle.calls()} == {"our-team"}
+
+
+def test_a_stream_whose_token_has_expired_is_opened_again_under_a_new_one(tmp_path: Path) -> None:
+    """401 for the subscription: the follower asks for another token, once, and goes on; so do the workers."""
+    with TokenServer() as tokens:
+        settings = {"a": {"auth": [oauth2(tokens)], "follow_interval": 1}}
+        first, second = ([carrying(value) for value in pair] for pair in (("A", "B"), ("C", "D")))
+        agent = {"streaming": True, "push": False, "credentials": first}
+        env = {"CLIENT_SECRET_OF_TEST": CLIENT_SECRET}
+        with bench(tmp_path, {"a": agent}, agent_settings=settings, env=env, follower=True) as it:
+            handle = it.agents["a"]
+            delegation = it.run("a", goal=text_of({**NEVER, "id": "followed"}))
+            handle.wait_for_streams(1, 30)
+            handle.configure(credentials=second)
+            handle.cut_streams("followed")
+            wait_until(lambda: any(each["method"] == "SubscribeToTask" for each in handle.refused()), 30, what="401")
+            handle.wait_for_streams(1, 30)
+            handle.move("followed", "COMPLETED", "done")
+            assert ended(delegation)["state"] == "COMPLETED"
+            assert len(tokens.requests) <= 4
+            assert sum(each["method"] == "SubscribeToTask" for each in handle.refused()) == 1

@@ -26,7 +26,7 @@ from workers import DelegationHandle
 
 CARD = "GET /.well-known/agent-card.json"
 OLDER = "GET /.well-known/agent.json"
-AGENTS = ("c030", "c047", "c081", "c081-none", "c082", "c083")
+AGENTS = ("c030", "c047", "c047-busy", "c081", "c081-none", "c082", "c083")
 #: Seconds for which C047's cards are fresh; twice the report's, for two starts on a slow machine.
 FRESH_S = 4
 
@@ -121,6 +121,24 @@ def test_c047_a_card_is_asked_for_again_when_its_time_is_over(it: Bench) -> None
     assert {call["http"] for call in agent.calls("GetTask")} == {"POST /rpc"}
     assert record_of(under_way).outcome is None
     under_way.cancel("the test is over")
+
+
+def test_c047_a_brief_that_was_put_off_goes_where_the_card_is_by_then(it: Bench) -> None:
+    """Sent to one place and answered "later"; the card names another meanwhile: sent there, and asked about there."""
+    agent = it.agents["c047-busy"]
+    later = {"on": "SendMessage", "times": 1, "http": {"status": 429, "headers": {"Retry-After": "3"}, "body": ""}}
+    agent.script(
+        [
+            serves(base(agent, "/rpc"), headers={"Cache-Control": "max-age=1"}, times=1),
+            serves(base(agent, "/rpc2"), headers={"Cache-Control": "max-age=60"}),
+            later,
+            on_send(answer("WORKING", task_id="moved")),
+            on_get(answer("COMPLETED", "ok", task_id="moved")),
+        ]
+    )
+    assert ended(it.run("c047-busy"))["text"] == "ok"
+    assert [call["http"] for call in agent.calls("SendMessage")] == ["POST /rpc", "POST /rpc2"]
+    assert {call["http"] for call in agent.calls("GetTask")} == {"POST /rpc2"}
 
 
 def test_c081_a_card_at_the_older_path_only_is_found(it: Bench) -> None:

@@ -163,13 +163,12 @@ def test_an_agent_whose_card_promised_too_much_is_believed_at_once(followed: Fol
     "rule",
     [
         {"error": {"code": -32001, "message": "no such task"}},
-        {"http": {"status": 401, "headers": {}, "body": ""}},
         {"http": {"status": 500, "headers": {"Content-Type": "text/html"}, "body": "<h1>no</h1>"}},
         {"http": {"status": 200, "headers": {"Content-Type": "application/json"}, "body": "{}"}},
         {"http": {"status": 302, "headers": {"Location": "http://127.0.0.1:1/"}, "body": ""}},
         {"end": "reset"},
     ],
-    ids=["-32001", "401", "500", "no stream", "redirect", "reset"],
+    ids=["-32001", "500", "no stream", "redirect", "reset"],
 )
 def test_a_refused_stream_wakes_and_is_asked_for_again_after_the_interval(
     followed: Followed, rule: dict[str, Any]
@@ -183,6 +182,18 @@ def test_a_refused_stream_wakes_and_is_asked_for_again_after_the_interval(
     first, second = followed.subscribed_at(delegation_id)
     assert second - first >= INTERVAL_S
     assert followed.wakes(delegation_id) == 1
+
+
+def test_a_stream_whose_credentials_are_refused_is_asked_for_again_without_a_wake(followed: Followed) -> None:
+    """A look would be shown the same ones; the agent is left alone for an interval, and then followed."""
+    unauthorized = {"http": {"status": 401, "headers": {}, "body": ""}}
+    followed.agent.script([{"on": "SubscribeToTask", "times": 1, **unauthorized}])
+    start(followed)
+    delegation_id = followed.begin()
+    followed.wait_until_followed(delegation_id)
+    first, second = followed.subscribed_at(delegation_id)
+    assert second - first >= INTERVAL_S
+    assert followed.wakes(delegation_id) == 0
 
 
 @given(keepalive_s=0.3, timing={"follow_idle": 1.5})

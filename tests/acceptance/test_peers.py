@@ -21,14 +21,14 @@ from tests.peers.stage import made_parts
 from tests.support.cases import Bench, bench, ended, record_of, wait_for_record
 from tests.support.child import wait_until
 from tests.support.clients import SdkAgent
-from tests.support.peers import Call, NotInstalled, Peer, a2a_03_peer, fasta2a_peer, js_peer, sdk_peer
+from tests.support.peers import Call, NotInstalled, Peer, fasta2a_peer, js_peer, sdk_03_peer, sdk_peer
 from workers import DelegationHandle
 
 #: The two SDKs serve both bindings; which is spoken is the first on the card.
 SDKS = ("sdk", "sdk-rest", "js", "js-rest")
-PEERS = (*SDKS, "fasta2a", "a2a03")
+PEERS = (*SDKS, "fasta2a", "sdk03")
 #: Spoken to in A2A 0.3, where all but this is the same.
-OLD = ("a2a03", "a2a03-rest")
+OLD = ("sdk03", "sdk03-rest")
 WATCHES = ("push", "follow", "poll")
 #: fasta2a's card offers no pushes.
 HEARD = [(name, watch) for name in PEERS for watch in WATCHES if (name, watch) != ("fasta2a", "push")]
@@ -50,7 +50,7 @@ class World:
         self.bench: Bench
 
     def start(self, ends: ExitStack) -> None:
-        for name in (*PEERS, "fasta2a-plain", "a2a03-rest"):
+        for name in (*PEERS, "fasta2a-plain", "sdk03-rest"):
             try:
                 self.peers[name] = ends.enter_context(make_peer(self.directory, name).start())
             except NotInstalled as reason:
@@ -73,7 +73,7 @@ class World:
 def make_peer(directory: Path, name: str) -> Peer:
     kind, _, manner = name.partition("-")
     flags = {"rest": ["--rest-first"], "plain": ["--forgetful"]}.get(manner, [])
-    makers = {"sdk": sdk_peer, "js": js_peer, "fasta2a": fasta2a_peer, "a2a03": a2a_03_peer}
+    makers = {"sdk": sdk_peer, "js": js_peer, "fasta2a": fasta2a_peer, "sdk03": sdk_03_peer}
     return makers[kind](directory, name, *flags)
 
 
@@ -282,7 +282,7 @@ def test_a_question_is_followed_as_the_server_has_it(world: World, peer: Peer, e
 # ------------------------------------------------------------ what is special to one of them
 
 
-@pytest.mark.parametrize("name", ["a2a03"])
+@pytest.mark.parametrize("name", ["sdk03"])
 def test_a_push_config_in_0_3s_shape_is_taken_back(world: World, peer: Peer) -> None:
     """Token and credentials in `pushNotificationConfig`; a push is a bare task; the answer to the removal is empty. It
     is sent without a stream: this server pushes nothing more once its stream was left."""
@@ -299,7 +299,7 @@ def test_a_push_config_in_0_3s_shape_is_taken_back(world: World, peer: Peer) -> 
     assert len(peer.about(talk.task_id, "DeleteTaskPushNotificationConfig")) == 1
 
 
-@pytest.mark.parametrize("name", ["a2a03-rest"])
+@pytest.mark.parametrize("name", ["sdk03-rest"])
 @pytest.mark.parametrize("watch", ["push", "follow"])
 def test_http_json_of_0_3_is_spoken_as_well(world: World, peer: Peer, watch: str) -> None:
     """A question and its answer below /v1. This server is subscribed to by GET, which is found out once."""

@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import jwt
 import pytest
 import redis
-import rfc8785
 from a2a.server.routes import create_agent_card_routes
 from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill
 from a2a.utils.signing import create_agent_card_signer
-from cryptography.hazmat.primitives.asymmetric import ec
-from jwt.api_jws import PyJWS
 from starlette.applications import Starlette
 from structlog.testing import capture_logs
 
@@ -36,15 +32,11 @@ from delegation.errors import (
 )
 from delegation.roster import Roster
 from delegation.settings import AgentSettings, Settings
+from tests.support.card_agent import KEY_SETS, SIGNER, CardAgent, events, keys_in, let_pass, signed
 from tests.support.child import free_port
-from tests.support.raw_server import RawServer, Seen, http, says
+from tests.support.raw_server import RawServer, says
 from tests.support.services import ValkeyProcess
 
-SIGNER = ec.generate_private_key(ec.SECP256R1())
-KEY_SETS = {
-    name: {"keys": [{**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": "k1"}]}
-    for name, key in (("ours", SIGNER), ("others", ec.generate_private_key(ec.SECP256R1())))
-}
 LATER = {"ETag": '"v1"', "Cache-Control": "max-age=60"}
 
 
@@ -62,50 +54,10 @@ def store(valkey: ValkeyProcess) -> Iterator[redis.Redis]:
     client.close()
 
 
-class Agent:
-    """Serves a card with headers and a status that a test may change, also where there is no card."""
-
-    def __init__(self, server: RawServer) -> None:
-        self.server = server
-        self.url = server.url
-        self.headers: dict[str, str] = {}
-        self.status = 200
-        self.extended: dict[str, Any] | None = None
-        self.card: Any = self.with_path("/rpc")
-        server.behaviour = self._behave
-
-    def with_path(self, path: str, *, origin: str | None = None, **fields: Any) -> dict[str, Any]:
-        url = (origin or self.url) + path
-        interface = {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"}
-        plain = {"name": "Helper", "description": "helps", "version": "1.0", "supportedInterfaces": [interface]}
-        return {**plain, **fields}
-
-    def gets(self) -> list[Seen]:
-        return [seen for seen in self.server.seen if seen.line.startswith("GET")]
-
-    def paths(self) -> list[str]:
-        return [seen.line.split()[1] for seen in self.gets()]
-
-    def _behave(self, request: Seen, connection: Any) -> bool:
-        if request.line.startswith("POST"):
-            wants_card = request.rpc["method"] in ("GetExtendedAgentCard", "agent/getAuthenticatedExtendedCard")
-            task = {"id": "t1", "status": {"state": "TASK_STATE_WORKING"}}
-            answer = {"jsonrpc": "2.0", "id": request.rpc["id"], "result": self.extended if wants_card else task}
-            if wants_card and self.extended is None:
-                answer = {"jsonrpc": "2.0", "id": request.rpc["id"], "error": {"code": -32007, "message": "none"}}
-            connection.sendall(http(200, json.dumps(answer).encode()))
-        elif self.status == 200 and request.headers.get("if-none-match") == self.headers.get("ETag", "none"):
-            connection.sendall(http(304))
-        else:
-            body = self.card if isinstance(self.card, bytes) else json.dumps(self.card).encode()
-            connection.sendall(http(self.status, body, self.headers))
-        return True
-
-
 @pytest.fixture
-def agent() -> Iterator[Agent]:
+def agent() -> Iterator[CardAgent]:
     with RawServer(says(500)) as server:
-        yield Agent(server)
+        yield CardAgent(server)
 
 
 @pytest.fixture
@@ -124,11 +76,6 @@ def make_roster(store: redis.Redis) -> Iterator[Callable[..., Roster]]:
         roster.close()
 
 
-def let_pass(store: redis.Redis) -> None:
-    """As if the card's time were over; a new roster has no memory of it either."""
-    assert store.delete("card:helper") == 1
-
-
 def age(store: redis.Redis, seconds: float) -> None:
     """As if the accepted card had been confirmed so much earlier."""
     kept = json.loads(store.get("card:helper:accepted") or "{}")
@@ -136,15 +83,11 @@ def age(store: redis.Redis, seconds: float) -> None:
     store.set("card:helper:accepted", json.dumps(kept))
 
 
-def events(logs: list[Any], name: str) -> list[dict[str, Any]]:
-    return [dict(entry) for entry in logs if entry["event"] == name]
-
-
 # --- Conditional requests, freshness ----------------------------------------------------------------------------------
 
 
 def test_a_kept_card_is_asked_for_conditionally(
-    agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis
+    agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:
     """304 keeps it, with the freshness it had; the protocol version is sent with every card request."""
     agent.headers = {**LATER, "Last-Modified": "Mon, 30 Nov 2026 12:00:00 GMT"}
@@ -162,7 +105,7 @@ def test_a_kept_card_is_asked_for_conditionally(
 
 @pytest.mark.parametrize("etag", ["v1", '"a"\tb', '"' + "x" * 5000 + '"', "*"])
 def test_only_a_well_formed_etag_is_repeated(
-    agent: Agent, make_roster: Callable[..., Roster], etag: str, store: redis.Redis
+    agent: CardAgent, make_roster: Callable[..., Roster], etag: str, store: redis.Redis
 ) -> None:
     """It would be a header of ours."""
     agent.headers = {"ETag": etag}
@@ -174,7 +117,7 @@ def test_only_a_well_formed_etag_is_repeated(
 
 @pytest.mark.parametrize(("said", "seconds"), [("max-age=2", 2), ("no-store", 1), ("max-age=999999", 10)])
 def test_a_process_forgets_a_card_when_its_time_is_over(
-    agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis, said: str, seconds: int
+    agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis, said: str, seconds: int
 ) -> None:
     """In Redis and in memory alike, however long it was looked at; never longer than `timing.card_ttl`."""
     agent.headers = {"Cache-Control": said}
@@ -188,7 +131,9 @@ def test_a_process_forgets_a_card_when_its_time_is_over(
     assert abs(reader._cards._memory["helper"].until - kept.until) < 0.5
 
 
-def test_settings_that_have_changed_ask_again(agent: Agent, make_roster: Callable[..., Roster], tmp_path: Path) -> None:
+def test_settings_that_have_changed_ask_again(
+    agent: CardAgent, make_roster: Callable[..., Roster], tmp_path: Path
+) -> None:
     """Unconditionally: what was kept was judged by other keys, or is another agent's."""
     agent.headers = LATER
     make_roster(agent.url).card("helper")
@@ -204,9 +149,9 @@ def test_settings_that_have_changed_ask_again(agent: Agent, make_roster: Callabl
 
 @pytest.mark.parametrize("failure", ["500", "503", "garbage", "too large", "gone"])
 def test_the_accepted_card_serves_on_while_its_server_is_away(
-    agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis, failure: str
+    agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis, failure: str
 ) -> None:
-    """Logged once however often it is tried; and again when it comes back and fails anew."""
+    """Logged once however often it is tried."""
     url = agent.url
     make_roster(url).card("helper")
     changes: dict[str, Any] = {
@@ -233,7 +178,7 @@ def test_the_accepted_card_serves_on_while_its_server_is_away(
 
 
 def test_a_stale_card_does_not_serve_for_ever(
-    agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis
+    agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:
     """24 times `timing.card_ttl` after the server's last word new work hears of the failure."""
     make_roster(agent.url).card("helper")
@@ -259,7 +204,12 @@ def test_a_stale_card_does_not_serve_for_ever(
     ],
 )
 def test_a_server_that_says_no_is_believed(
-    agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis, status: int, kind: type[Exception], said: str
+    agent: CardAgent,
+    make_roster: Callable[..., Roster],
+    store: redis.Redis,
+    status: int,
+    kind: type[Exception],
+    said: str,
 ) -> None:
     """No older card serves new work in its place."""
     make_roster(agent.url).card("helper")
@@ -270,7 +220,9 @@ def test_a_server_that_says_no_is_believed(
     assert make_roster(agent.url).client("helper").get_task(AgentTaskId("t1"), deadline_s=5).id == "t1"
 
 
-def test_the_older_path_is_asked_only_where_there_is_no_card(agent: Agent, make_roster: Callable[..., Roster]) -> None:
+def test_the_older_path_is_asked_only_where_there_is_no_card(
+    agent: CardAgent, make_roster: Callable[..., Roster]
+) -> None:
     """Cases C081 and C045: after 404 and 410; one error names both."""
     for status, paths in ((410, 2), (404, 2), (401, 1), (500, 1)):
         agent.server.seen.clear()
@@ -287,7 +239,7 @@ def test_the_older_path_is_asked_only_where_there_is_no_card(agent: Agent, make_
 
 
 def test_a_harmless_change_is_told_once_and_used(
-    agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis
+    agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:
     """Both fingerprints and names of members, no word of the card."""
     old = agent.card
@@ -311,13 +263,13 @@ def test_a_harmless_change_is_told_once_and_used(
 
 
 @pytest.fixture
-def elsewhere() -> Iterator[Agent]:
+def elsewhere() -> Iterator[CardAgent]:
     with RawServer(says(500)) as server:
-        yield Agent(server)
+        yield CardAgent(server)
 
 
 def move(
-    agent: Agent, elsewhere: Agent, make_roster: Callable[..., Roster], store: redis.Redis
+    agent: CardAgent, elsewhere: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> Callable[[], Roster]:
     """Accepted at one origin, then moved to another that the settings allow."""
 
@@ -331,7 +283,7 @@ def move(
 
 
 def test_a_moved_endpoint_pauses_new_work_and_no_other(
-    agent: Agent, elsewhere: Agent, make_roster: Callable[..., Roster], store: redis.Redis
+    agent: CardAgent, elsewhere: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:
     """Work under way is asked for where it was sent; the pause is logged once and outlives a failing server."""
     another = move(agent, elsewhere, make_roster, store)
@@ -356,7 +308,7 @@ def test_a_moved_endpoint_pauses_new_work_and_no_other(
 
 
 def test_a_change_that_is_taken_back_needs_nobody(
-    agent: Agent, elsewhere: Agent, make_roster: Callable[..., Roster], store: redis.Redis
+    agent: CardAgent, elsewhere: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:
     """The card is the accepted one again."""
     another = move(agent, elsewhere, make_roster, store)
@@ -368,7 +320,7 @@ def test_a_change_that_is_taken_back_needs_nobody(
 
 
 def test_an_accepted_change_is_used_by_everybody(
-    agent: Agent, elsewhere: Agent, make_roster: Callable[..., Roster], store: redis.Redis
+    agent: CardAgent, elsewhere: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:
     """Also by processes that remember the pause, after the few seconds that they remember a failure."""
     another = move(agent, elsewhere, make_roster, store)
@@ -389,7 +341,7 @@ def test_an_accepted_change_is_used_by_everybody(
 
 
 def test_a_card_that_changed_again_is_not_accepted_unseen(
-    agent: Agent, elsewhere: Agent, make_roster: Callable[..., Roster], store: redis.Redis
+    agent: CardAgent, elsewhere: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis
 ) -> None:
     """What is accepted is what was looked at."""
     another = move(agent, elsewhere, make_roster, store)
@@ -405,14 +357,14 @@ def test_a_card_that_changed_again_is_not_accepted_unseen(
 
 
 def test_an_address_that_the_operator_changed_is_no_change_of_the_card(
-    agent: Agent, elsewhere: Agent, make_roster: Callable[..., Roster]
+    agent: CardAgent, elsewhere: CardAgent, make_roster: Callable[..., Roster]
 ) -> None:
     """He has decided it already."""
     make_roster(agent.url).card("helper")
     assert make_roster(elsewhere.url).card("helper").interface.url == f"{elsewhere.url}/rpc"
 
 
-def test_an_unknown_agent_cannot_be_reviewed(agent: Agent, make_roster: Callable[..., Roster]) -> None:
+def test_an_unknown_agent_cannot_be_reviewed(agent: CardAgent, make_roster: Callable[..., Roster]) -> None:
     """And one that is refused has nothing to accept."""
     with pytest.raises(UnknownAgent):
         make_roster(agent.url).review("nobody")
@@ -425,7 +377,7 @@ def test_an_unknown_agent_cannot_be_reviewed(agent: Agent, make_roster: Callable
 
 
 def test_a_pinned_card_is_never_fetched_and_read_again_when_it_changes(
-    agent: Agent, make_roster: Callable[..., Roster], tmp_path: Path
+    agent: CardAgent, make_roster: Callable[..., Roster], tmp_path: Path
 ) -> None:
     """Case C082: also while the agent serves another; the operator's own change pauses nothing."""
     pinned = tmp_path / "card.json"
@@ -444,7 +396,7 @@ def test_a_pinned_card_is_never_fetched_and_read_again_when_it_changes(
 
 
 def test_a_pinned_card_that_cannot_be_used_says_so(
-    agent: Agent, make_roster: Callable[..., Roster], tmp_path: Path
+    agent: CardAgent, make_roster: Callable[..., Roster], tmp_path: Path
 ) -> None:
     """With the file's name; a missing one may come back."""
     pinned = tmp_path / "card.json"
@@ -463,19 +415,8 @@ def test_a_pinned_card_that_cannot_be_used_says_so(
 # --- Signatures -------------------------------------------------------------------------------------------------------
 
 
-def signed(card: dict[str, Any]) -> dict[str, Any]:
-    protected, _, signature = PyJWS().encode(rfc8785.dumps(card), SIGNER, "ES256", headers={"kid": "k1"}).split(".")
-    return {**card, "signatures": [{"protected": protected, "signature": signature}]}
-
-
-def keys_in(tmp_path: Path, name: str) -> str:
-    path = tmp_path / f"{name}.json"
-    path.write_text(json.dumps(KEY_SETS[name]))
-    return f"file:{path}"
-
-
 def test_a_signed_card_is_verified_with_the_operators_keys(
-    agent: Agent, make_roster: Callable[..., Roster], tmp_path: Path
+    agent: CardAgent, make_roster: Callable[..., Roster], tmp_path: Path
 ) -> None:
     """By its own unknown members as well; a wrong signature refuses it, whether one is required or not."""
     agent.card = signed(agent.with_path("/rpc", xFuture={"a": 1.0}))
@@ -490,7 +431,7 @@ def test_a_signed_card_is_verified_with_the_operators_keys(
 
 
 def test_an_unsigned_card_is_refused_only_where_a_signature_is_required(
-    agent: Agent, make_roster: Callable[..., Roster], tmp_path: Path
+    agent: CardAgent, make_roster: Callable[..., Roster], tmp_path: Path
 ) -> None:
     """Most agents do not sign."""
     keys = keys_in(tmp_path, "ours")
@@ -499,7 +440,7 @@ def test_an_unsigned_card_is_refused_only_where_a_signature_is_required(
         make_roster(agent.url, signature_keys=keys, require_signature=True).card("helper")
 
 
-def test_a_dropped_signature_pauses(agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis) -> None:
+def test_a_dropped_signature_pauses(agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis) -> None:
     """The card is otherwise the same."""
     plain, agent.card = agent.card, signed(agent.card)
     make_roster(agent.url).card("helper")
@@ -512,7 +453,9 @@ def test_a_dropped_signature_pauses(agent: Agent, make_roster: Callable[..., Ros
     assert make_roster(agent.url).card("helper").name == "Helper"
 
 
-def test_keys_at_a_url_are_fetched_without_what_is_the_agents(agent: Agent, make_roster: Callable[..., Roster]) -> None:
+def test_keys_at_a_url_are_fetched_without_what_is_the_agents(
+    agent: CardAgent, make_roster: Callable[..., Roster]
+) -> None:
     """From their own origin, with none of the agent's headers; a redirect, or no keys, leaves the card unchecked."""
     agent.card = signed(agent.with_path("/rpc"))
     with RawServer(says(200, json.dumps(KEY_SETS["ours"]).encode())) as key_server:
@@ -528,7 +471,7 @@ def test_keys_at_a_url_are_fetched_without_what_is_the_agents(agent: Agent, make
 
 
 def test_a_verified_card_serves_on_while_the_keys_are_away(
-    agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis, tmp_path: Path
+    agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis, tmp_path: Path
 ) -> None:
     """They could not be had for this look; that they were good before counts for as long as any stale card does."""
     agent.card = signed(agent.with_path("/rpc"))
@@ -546,7 +489,7 @@ async def get_card(server: Starlette) -> httpx.Response:
 
 @pytest.mark.parametrize("versions", [["1.0"], ["1.0", "0.3"]], ids=["1.0", "with the 0.3 members an SDK adds"])
 def test_a_card_signed_and_served_by_the_sdk_verifies(
-    agent: Agent, make_roster: Callable[..., Roster], tmp_path: Path, versions: list[str]
+    agent: CardAgent, make_roster: Callable[..., Roster], tmp_path: Path, versions: list[str]
 ) -> None:
     """It signs its typed card without empty values, and its server writes more than that."""
     card = AgentCard(
@@ -574,7 +517,7 @@ def test_a_card_signed_and_served_by_the_sdk_verifies(
 
 
 def test_an_extended_card_takes_the_place_of_the_base_card(
-    agent: Agent, make_roster: Callable[..., Roster], store: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where it is offered and there are credentials. One that is missing is told of once, and nothing looks changed."""
     monkeypatch.setenv("HELPER_TOKEN", "t0k3n-of-the-helper")
@@ -599,7 +542,7 @@ def test_an_extended_card_takes_the_place_of_the_base_card(
 
 
 def test_an_extended_card_of_0_3_is_asked_for_by_its_old_name(
-    agent: Agent, make_roster: Callable[..., Roster], monkeypatch: pytest.MonkeyPatch
+    agent: CardAgent, make_roster: Callable[..., Roster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`supportsAuthenticatedExtendedCard` offers it; it is checked like any, and stays as it is."""
     monkeypatch.setenv("HELPER_TOKEN", "t0k3n-of-the-helper")

@@ -46,16 +46,16 @@ def forget(deployment: Deployment) -> None:
 
 
 def test_an_accepted_card_is_described(server: RawServer, deployment: Deployment) -> None:
-    """Version, signature and fingerprint; the table and `doctor` show the beginning of it."""
+    """Version, signature and fingerprint; `doctor` shows the beginning of it."""
     card = serve(server, server.url)
     (row,) = json.loads(deployment.command("agents", "--json").stdout)
     assert (row["accepted"], row["paused"], row["version"], row["signed"]) == (True, False, "1.4", "no")
     assert row["fingerprint"] == fingerprint(card)
     heading, line = deployment.command("agents").stdout.splitlines()
-    assert heading.split()[:7] == ["ID", "NAME", "VERSION", "ACCEPTED", "WATCH", "SIGNED", "CARD"]
-    assert line.split() == ["helper", "Helper", "1.4", "yes", "poll", "no", short(fingerprint(card))]
+    assert heading.split()[:7] == ["ID", "NAME", "VERSION", "ACCEPTED", "WATCH", "AUTH", "SIGNED"]
+    assert line.split() == ["helper", "Helper", "1.4", "yes", "poll", "-", "no"]
     said = deployment.command("doctor").stdout
-    assert f"accepted, poll; version 1.4, not signed, card {short(fingerprint(card))}\n" in said
+    assert f"accepted, poll; version 1.4, no credentials, not signed, card {short(fingerprint(card))}\n" in said
 
 
 def test_a_changed_card_is_paused_until_it_is_accepted(server: RawServer, deployment: Deployment) -> None:

@@ -23,7 +23,7 @@ from delegation.agent_task import (
     PushConfig,
     TaskState,
 )
-from delegation.card_fetch import CARD_PATH, fetch_card
+from delegation.card_fetch import CARD_PATH
 from delegation.cards import CheckedCard, allowed_origins
 from delegation.client import AgentClient
 from delegation.errors import (
@@ -42,7 +42,7 @@ from delegation.errors import (
 from delegation.outbound import GuardedTransport
 from delegation.settings import AgentSettings
 from tests.support.child import free_port
-from tests.support.clients import DEADLINE_S, PATIENCE_S, SdkAgent, client_of, message, sdk_agent_process
+from tests.support.clients import DEADLINE_S, PATIENCE_S, SdkAgent, client_of, fetch_card, message, sdk_agent_process
 from tests.support.raw_server import (
     Behaviour,
     RawServer,
@@ -365,7 +365,7 @@ def test_a_failed_tls_handshake_is_certainly_not_sent(server: RawServer, behavio
     transport = GuardedTransport(allowed_origins(agent))
     began = time.monotonic()
     with pytest.raises(AgentUnreachable):
-        fetch_card(agent, transport, participant_id="us", max_bytes=100, deadline_s=0.5)
+        fetch_card(agent, transport, max_bytes=100, deadline_s=0.5)
     assert time.monotonic() - began < 0.5 + PATIENCE_S
     assert transport.connections == 0
     assert server.wait_until_open(0)
@@ -629,7 +629,7 @@ def fetch(url: str, **settings: Any) -> CheckedCard:
     agent = AgentSettings(id="agent", url=url, **settings)
     transport = GuardedTransport(allowed_origins(agent))
     try:
-        return fetch_card(agent, transport, participant_id="us", max_bytes=10_000, deadline_s=1.0)
+        return fetch_card(agent, transport, max_bytes=10_000, deadline_s=1.0)
     finally:
         transport.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from delegation.errors import (
     CallAmbiguous,
     CredentialUnavailable,
 )
+from delegation.redaction import redact_text
 from tests.support.clients import DEADLINE_S, message
-from tests.support.identity_tokens import BASIC, CLIENT_ID, CLIENT_SECRET, POST, TokenServer
+from tests.support.identity_tokens import BASIC, CLIENT_ID, CLIENT_SECRET, POST, TokenServer, token
 from tests.support.raw_server import Behaviour, RawServer, Seen, says
 from tests.support.secured import T1, Way, carries_bearer, every_call, wants, works
 
@@ -162,6 +164,15 @@ def test_the_card_is_shown_the_credentials_of_the_card_alone() -> None:
         assert ("x-card-key" in call.headers, "x-call-key" in call.headers) == (False, True)
 
 
+def test_the_card_is_shown_one_credential_for_each_place() -> None:
+    """No card says yet which is meant: the first of those that go to the same header, and the others."""
+    card_auth = [bearer(), {"type": "basic", "username": "us", "password": "env:SECRET_OF_TEST"}, key("query", "key")]
+    with RawServer(works) as server, Way(server.url, card_auth=card_auth) as way:
+        way.card()
+        assert server.seen[0].headers["authorization"] == f"Bearer {SECRET}"
+        assert query_of(server.seen[0]) == [("key", SECRET)]
+
+
 def test_a_refused_token_for_the_card_is_replaced_once() -> None:
     """As for calls: 401, one new token, and the card."""
     with TokenServer() as tokens, RawServer(wants(carries_bearer("B"))) as server:
@@ -222,6 +233,22 @@ def test_the_scheme_is_written_once(monkeypatch: pytest.MonkeyPatch, given: str,
     with RawServer(works) as server, Way(server.url, auth=[bearer()]) as way:
         way.get()
         assert server.seen[0].headers["authorization"] == sent
+
+
+def test_what_was_shown_is_masked_in_every_log_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Secrets as they are sent, not only as they are stored; tokens too."""
+    monkeypatch.setenv("SECRET_OF_TEST", "Bearer b-1-with-a-word-before-it")
+    monkeypatch.setenv("KEY_OF_TEST", "Bearer key-with-a-word-before-it")
+    odd_key = key("header", "X-Team-Key", "env:KEY_OF_TEST")
+    with TokenServer(token("t0ken-of-the-team")) as tokens, RawServer(works) as server:
+        for auth in ([bearer(), odd_key], [client_credentials(tokens)]):
+            with Way(server.url, auth=auth) as way:
+                way.get()
+                shown = way.access.credentials(way.client.card.credentials).present(time.monotonic() + 10).secrets
+                assert all(shown)
+                assert len(shown) == len(auth)
+    said = "b-1-with-a-word-before-it Bearer key-with-a-word-before-it t0ken-of-the-team"
+    assert set(redact_text(said).split()) <= {"***", "Bearer"}
 
 
 # ------------------------------------------------------------------ secrets by reference
@@ -433,7 +460,10 @@ def test_no_secret_is_in_what_is_said_of_a_failed_call(binding: str, caplog: pyt
             with pytest.raises(AgentError) as raised:
                 call()
             said += [raised.value.detail, repr(raised.value)]
-        said += [repr(way.client.subscription(T1)), repr(way.access.credentials(way.client.card.credentials).sign())]
+        said += [
+            repr(way.client.subscription(T1)),
+            repr(way.access.credentials(way.client.card.credentials).present(time.monotonic() + 10)),
+        ]
         assert any("GetTask: error -32602" in each for each in said)
     for text in (*said, caplog.text):
         assert SECRET not in text

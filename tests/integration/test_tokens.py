@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import delegation.token_endpoint as token_endpoint
-from delegation.access import AgentAccess
+from delegation.access import MOST_KEPT, AgentAccess
 from delegation.credentials import Credentials
 from delegation.errors import AuthenticationRefused, CredentialUnavailable
 from delegation.security import CredentialUse
@@ -156,7 +156,7 @@ def test_a_token_is_renewed_shortly_before_it_ends(expires_in: Any, good_for_s: 
     with TokenServer(token("A", expires_in=expires_in)) as tokens:
         source = source_of(oauth2(tokens))
         before = time.monotonic()
-        assert source.token() == "A"
+        assert source.token(until=time.monotonic() + 10) == "A"
         kept = source._kept
         assert kept is not None
         assert before + good_for_s - 1 <= kept.until <= time.monotonic() + good_for_s
@@ -179,27 +179,31 @@ def test_a_process_that_was_forked_meanwhile_asks_for_itself() -> None:
     with TokenServer() as tokens:
         source = source_of(oauth2(tokens))
         with tokens.held():
-            parent = threading.Thread(target=source.token)
+            parent = threading.Thread(target=lambda: source.token(until=time.monotonic() + 10))
             parent.start()
             tokens.wait_for_requests(1)
             fork = multiprocessing.get_context("fork")
             queue = fork.SimpleQueue()
-            child = fork.Process(target=lambda: queue.put(source.token()))
+            child = fork.Process(target=lambda: queue.put(source.token(until=time.monotonic() + 10)))
             child.start()
             tokens.wait_for_requests(2)
         child.join(PATIENCE_S)
         parent.join(PATIENCE_S)
-        assert {queue.get(), source.token()} == {"A", "B"}
+        assert {queue.get(), source.token(until=time.monotonic() + 10)} == {"A", "B"}
 
 
 def test_one_agents_tokens_are_shared_by_all_its_clients(agent: RawServer) -> None:
-    """Other participants have clients of their own, and the same credentials object; a card that asks for others
-    has another."""
+    """Other participants have clients of their own, and the same tokens; a card that asks for others has others, and
+    what was chosen before keeps its own for a while, not for ever."""
     with TokenServer() as tokens, Way(agent.url, auth=[oauth2(tokens)]) as way:
-        uses = (CredentialUse(position=0),)
-        assert way.access.credentials(uses) is way.access.credentials(uses)
-        others = way.access.credentials((CredentialUse(position=0, scopes=("more",)),))
-        assert others is not way.access.credentials(uses)
+        choices = [(CredentialUse(position=0, scopes=(f"s{number}",)),) for number in range(100)]
+        first = way.access.credentials(choices[0])
+        assert way.access.credentials(choices[1]) is not first
+        assert way.access.credentials(choices[0]) is first
+        for choice in choices:
+            way.access.credentials(choice)
+        assert len(way.access._by_use) == MOST_KEPT
+        assert tokens.requests == []
 
 
 def test_no_connection_to_a_token_endpoint_is_kept(agent: RawServer) -> None:
@@ -215,7 +219,7 @@ def test_no_secret_is_in_the_repr_of_a_source() -> None:
     """Nor in that of what it keeps."""
     with TokenServer(token("t0ken-of-the-team")) as tokens:
         source = source_of(oauth2(tokens))
-        source.token()
+        source.token(until=time.monotonic() + 10)
         said = repr((source, source._kept))
     assert "t0ken" not in said
     assert CLIENT_SECRET not in said

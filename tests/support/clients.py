@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 
 from delegation.agent_task import AgentTask, ContextId, OutgoingMessage, TaskState
-from delegation.card_fetch import fetch_card
-from delegation.cards import CheckedCard, Extension, Interface, allowed_origins
+from delegation.card_fetch import ask_for_card
+from delegation.cards import CheckedCard, Extension, Interface, allowed_origins, check_card
 from delegation.client import AgentClient
+from delegation.errors import AgentRefused
 from delegation.outbound import GuardedTransport
 from delegation.settings import AgentSettings, LimitSettings
 from tests.support.child import ChildProcess, wait_until
@@ -25,6 +26,16 @@ PATIENCE_S = 1.0  #: how much later than its deadline a call may end
 
 def message(text: str, number: int = 1, **fields: Any) -> OutgoingMessage:
     return OutgoingMessage(message_id=f"m{number}", context_id=ContextId(f"ctx-{number}"), text=text, **fields)
+
+
+def fetch_card(
+    agent: AgentSettings, transport: GuardedTransport, *, max_bytes: int = 1 << 20, deadline_s: float = 10.0
+) -> CheckedCard:
+    """The card as its server has it now, checked alone."""
+    answer = ask_for_card(agent, transport, participant_id="us", max_bytes=max_bytes, deadline_s=deadline_s)
+    if answer.unreadable:
+        raise AgentRefused(answer.unreadable)
+    return check_card(agent, answer.card)
 
 
 def client_of(
@@ -64,7 +75,7 @@ class SdkAgent:
         self.url = url
         agent = AgentSettings(id="sdk", url=url, headers={"X-Team": "travel"})
         self.transport = GuardedTransport(allowed_origins(agent))
-        self.card = fetch_card(agent, self.transport, participant_id="us", max_bytes=1 << 20)
+        self.card = fetch_card(agent, self.transport)
         self.client = AgentClient(agent, self.card, "us", transport=self.transport, limits=LimitSettings())
 
     def seen(self) -> list[dict[str, Any]]:

@@ -22,7 +22,6 @@ import delegation.token_endpoint
 import workers.follow_connection
 from delegation.agent_task import AgentTaskId
 from delegation.auth_settings import OAuth2Credential, OpenIdCredential
-from delegation.card_fetch import fetch_card
 from delegation.card_keys import load_keys
 from delegation.cards import allowed_origins
 from delegation.errors import AgentError, CallAmbiguous
@@ -32,7 +31,7 @@ from delegation.outbound import GuardedTransport
 from delegation.replies import read_reply
 from delegation.settings import AgentSettings, LimitSettings
 from delegation.token_endpoint import TokenSource
-from tests.support.clients import client_of, message
+from tests.support.clients import client_of, fetch_card, message
 from workers.follow_connection import Connections, Silence
 
 #: The limits that are in force where nobody sets any.
@@ -74,7 +73,7 @@ def fetch(url: str, deadline_s: float) -> int:
     agent = AgentSettings(id="agent", url=url, allow_http=True)
     transport = GuardedTransport(allowed_origins(agent))
     try:
-        fetch_card(agent, transport, participant_id="us", max_bytes=LIMITS.card_bytes, deadline_s=deadline_s)
+        fetch_card(agent, transport, max_bytes=LIMITS.card_bytes, deadline_s=deadline_s)
     finally:
         _close(transport)
     return 0

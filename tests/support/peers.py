@@ -139,14 +139,26 @@ def js_peer(directory: Path, name: str = "js", *flags: str) -> Peer:
 
 def fasta2a_peer(directory: Path, name: str = "fasta2a", *flags: str) -> Peer:
     """On fasta2a. Raises NotInstalled."""
-    python = install_fasta2a() / "bin" / "python"
+    python = install_python("fasta2a") / "bin" / "python"
     return Peer(name, [str(python), "-m", "tests.peers.fasta2a_agent", *flags], log=directory / f"{name}.log")
 
 
-def a2a_03_peer(directory: Path, name: str = "a2a03", *flags: str) -> Peer:
+def sdk_03_peer(directory: Path, name: str = "sdk03", *flags: str) -> Peer:
     """On the last a2a-sdk that speaks A2A 0.3 alone. Raises NotInstalled."""
-    python = install_a2a_03() / "bin" / "python"
-    return Peer(name, [str(python), "-m", "tests.peers.a2a_03_agent", *flags], log=directory / f"{name}.log")
+    python = install_python("a2a03") / "bin" / "python"
+    return Peer(name, [str(python), "-m", "tests.peers.sdk_03_agent", *flags], log=directory / f"{name}.log")
+
+
+def toolnexus_peer(directory: Path, name: str = "toolnexus") -> Peer:
+    """On toolnexus's own server, which keeps no log of its requests. Raises NotInstalled."""
+    python = install_python("toolnexus") / "bin" / "python"
+    return Peer(name, [str(python), "-m", "tests.peers.toolnexus_agent"], log=directory / f"{name}.log")
+
+
+def a2a03_peer(directory: Path, name: str = "a2a03") -> Peer:
+    """On the last SDK of A2A 0.3. Raises NotInstalled."""
+    python = install_python("a2a03") / "bin" / "python"
+    return Peer(name, [str(python), "-m", "tests.peers.a2a03_agent"], log=directory / f"{name}.log")
 
 
 # ---------------------------------------------------------------- installing
@@ -167,18 +179,10 @@ def install_js() -> Path:
 
 
 @cache
-def install_fasta2a() -> Path:
-    """A Python environment with fasta2a and without us."""
-    return _environment("fasta2a", SOURCES / "fasta2a_requirements.txt")
+def install_python(name: str) -> Path:
+    """A Python environment with what `<name>_requirements.txt` pins and without us."""
+    requirements = SOURCES / f"{name}_requirements.txt"
 
-
-@cache
-def install_a2a_03() -> Path:
-    """A Python environment with a2a-sdk 0.3 and without us."""
-    return _environment("a2a03", SOURCES / "a2a_03_requirements.txt")
-
-
-def _environment(name: str, requirements: Path) -> Path:
     def make(directory: Path) -> None:
         _run([sys.executable, "-I", "-m", "venv", str(directory)], ROOT)
         pip = [

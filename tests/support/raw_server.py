@@ -88,16 +88,16 @@ class RawServer:
 
     def _serve(self, connection: socket.socket, number: int) -> None:
         self._count(+1)
-        with connection, connection.makefile("rb") as reader:
-            try:
+        try:
+            with connection, connection.makefile("rb") as reader:
                 while (request := _read(reader, number)) is not None:
                     self.seen.append(request)
                     if not self.behaviour(request, connection):
                         break
-            except (OSError, ValueError):  # gone, or not HTTP at all
-                pass
-            finally:
-                self._count(-1)
+        except (OSError, ValueError):  # gone, or not HTTP at all
+            pass
+        finally:
+            self._count(-1)  # closed by now: whoever waits for that may rely on it
 
     def _count(self, change: int) -> None:
         with self._changed:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from delegation.agent_task import AgentMessage, AgentTask, TaskState
 from delegation.answers import (
     MAX_ARTIFACTS,
+    MAX_VALUES,
+    count_values,
     find_tasks,
     history_message_ids,
     load_json,
@@ -318,3 +320,41 @@ def test_no_shape_raises_anything_but_ambiguous(raw: object) -> None:
             continue
         parts = found.parts if isinstance(found, AgentMessage) else [a.parts for a in found.artifacts]
         json.dumps([found.text, found.context_id, parts], allow_nan=False, ensure_ascii=False).encode()
+
+
+_JSON: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text('",:[]{}\\\\\n\xe9 a', max_size=8),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text('",:[]{}\\\\a', max_size=4), inner),
+)
+
+
+def _number_of_values(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(_number_of_values, value.values()))
+    return 1 + (sum(map(_number_of_values, value)) if isinstance(value, list) else 0)
+
+
+@given(value=_JSON, limit=st.integers(0, 20), spaced=st.booleans())
+def test_values_are_counted_exactly_where_there_are_too_many(value: Any, limit: int, spaced: bool) -> None:
+    """Without parsing: keys are counted, what stands in a text is not."""
+    body = json.dumps(value, ensure_ascii=False, indent=1 if spaced else None).encode()
+    counted, is_most = count_values(body, limit), _number_of_values(value) > limit
+    assert (counted > limit) == is_most
+    assert counted <= limit + 1
+
+
+@pytest.mark.parametrize(
+    ("unit", "values"), [("[]", 1), ("{}", 1), ('""', 1), ("0", 1), ('{"a":0}', 3), ("[" * 50 + "]" * 50, 50)]
+)
+def test_more_values_than_fit_are_refused_before_they_take_memory(unit: str, values: int) -> None:
+    """O-05: 8 MiB of these would be 80 to 380 MB."""
+    most = (MAX_VALUES - 1) // values
+    assert len(load_json(f"[{','.join([unit] * most)}]".encode())) == most
+    with pytest.raises(AnswerTooLarge, match="values"):
+        load_json(f"[{','.join([unit] * (most + 1))}]".encode())
+
+
+def test_a_text_is_one_value_however_many_commas_are_in_it() -> None:
+    """A CSV file or source code of megabytes is an answer like any other."""
+    text = 'a,"b",{c:[d]}\n' * 300_000
+    assert load_json(json.dumps({"text": text}).encode()) == {"text": text}

@@ -196,6 +196,18 @@ def test_what_is_no_key_set_is_told(raw: object) -> None:
         read_keys(raw)
 
 
+def test_a_card_by_a_stranger_costs_few_verifications() -> None:
+    """Three signatures that keys of ours could have made, eight verifications in all; others cost none."""
+    right, known = signed()["signatures"][0], keys(jwk(EC_KEY))
+    wrong, unknown = (signed(key=STRANGER, kid=kid)["signatures"][0] for kid in ("k1", "unknown"))
+    assert verify_card({**CARD, "signatures": [wrong, wrong, right]}, known)
+    assert verify_card({**CARD, "signatures": [unknown, unknown, unknown, wrong, right]}, known)
+    assert "does not fit" in refusal({**CARD, "signatures": [wrong, wrong, wrong, right]}, known)
+    strangers = [jwk(ec.generate_private_key(ec.SECP256R1()), None) for _ in range(8)]
+    assert verify_card(signed(kid=None), keys(*strangers[:7], jwk(EC_KEY, None)))
+    assert "does not fit" in refusal(signed(kid=None), keys(*strangers, jwk(EC_KEY, None)))
+
+
 def test_one_right_signature_is_enough() -> None:
     """Keys are rotated by signing with both."""
     right = signed()["signatures"][0]

@@ -10,6 +10,7 @@ import pytest
 
 from delegation.agent_task import TaskState
 from delegation.decide import (
+    MOVED_AFTER,
     StartAction,
     adopted,
     choose_start,
@@ -25,7 +26,17 @@ from delegation.decide import (
     transition,
 )
 from delegation.endings import fail
-from delegation.errors import AgentBusy, AgentUnreachable, CallAmbiguous
+from delegation.errors import (
+    AgentBusy,
+    AgentError,
+    AgentPaused,
+    AgentUnreachable,
+    AuthenticationRefused,
+    CallAmbiguous,
+    CircuitOpen,
+    CredentialUnavailable,
+    NotTried,
+)
 from delegation.state import Brief, Cause, Phase, Reason, Rules, Watch
 from tests.support.delegations import NOW, a_delegation, a_task, an_artifact, at
 
@@ -406,3 +417,57 @@ def test_the_spread_keeps_back_off_within_a_fifth() -> None:
     ]
     assert NOW + 1.6 <= waits[0] < waits[-1] <= NOW + 2.4
     assert all(one < other for one, other in pairwise(waits))
+
+
+GONE = AgentUnreachable("no connection")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CallAmbiguous("HTTP 500"),
+        AgentBusy("HTTP 429"),
+        AuthenticationRefused("HTTP 401"),
+        NotTried("the lease ran out before the call"),
+        CredentialUnavailable("env:X is not set"),
+        CircuitOpen("open"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_work_under_way_keeps_its_interface_whatever_its_calls_come_to(error: AgentError) -> None:
+    """Only where nobody listens any more may the card name another place; a timeout or a crash is no such proof."""
+    before = a_delegation(progress={"interface": "JSONRPC 1.0 http://a/rpc", "failures": 50})
+    after = postpone(before, error, cause=Cause.POLL, moment=at(NOW)).after
+    assert after.progress.interface == before.progress.interface
+
+
+def test_an_interface_that_nobody_serves_any_more_is_looked_up_on_the_card() -> None:
+    """After a few refused connections in a row, not after one."""
+    delegation = a_delegation(progress={"interface": "JSONRPC 1.0 http://a/rpc"})
+    kept = []
+    for _ in range(MOVED_AFTER):
+        delegation = postpone(delegation, GONE, cause=Cause.POLL, moment=at(NOW)).after
+        kept.append(bool(delegation.progress.interface))
+    assert kept == [True] * (MOVED_AFTER - 1) + [False]
+
+
+@pytest.mark.parametrize("unclear", ["intent_at", "turn_intent_at"])
+def test_whoever_may_have_been_told_something_is_asked_about_it(unclear: str) -> None:
+    """A look-up elsewhere would come back empty, and the same would be sent twice (law 7)."""
+    before = a_delegation(progress={"interface": "JSONRPC 1.0 http://a/rpc", "failures": 50, unclear: NOW})
+    after = postpone(before, GONE, cause=Cause.SENT, moment=at(NOW)).after
+    assert after.progress.interface == before.progress.interface
+
+
+def test_a_pause_is_not_held_against_the_agent() -> None:
+    """However long an operator took to accept the card, the agent has its whole patience after it, and before it."""
+    patience_s = at(NOW).rules.unavailable_after_s
+    paused = a_delegation(
+        Phase.OPENED, progress={"failures": 9, "failing_since": NOW - 2 * patience_s, "failing_code": AgentPaused.code}
+    )
+    still = not_started(paused, AgentPaused("moved", 30.0), at(NOW))
+    assert (still.outcome, still.after.progress.failing_since) == (None, NOW - 2 * patience_s)
+    away = not_started(paused, GONE, at(NOW))
+    assert (away.outcome, away.after.progress.failing_since) == (None, NOW)
+    begins = a_delegation(Phase.OPENED, progress={"failures": 9, "failing_since": NOW - 5, "failing_code": GONE.code})
+    assert not_started(begins, AgentPaused("moved", 30.0), at(NOW)).after.progress.failing_since == NOW

@@ -90,7 +90,14 @@ def test_what_is_no_plain_web_url_has_no_origin(url: str) -> None:
         "224.0.0.1",
         "ff02::1",
         "fd00:ec2::254",
+        "fd20:ce::254",
         "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.192",
+        "64:ff9b:1::7f00:1",
+        "2001:0:7f00:1::1",
+        "::127.0.0.1",
+        "::ffff:0:0",
     ],
 )
 def test_addresses_that_no_agent_has_are_refused(address: str) -> None:

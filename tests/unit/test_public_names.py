@@ -29,6 +29,8 @@ from delegation.errors import (
 CODES = {
     "AgentPaused": "agent.paused",
     "AuthenticationRefused": "agent.auth_failed",
+    "NotTried": "agent.unavailable",
+    "StepCrashed": "delegation.step_crashed",
     "CredentialUnavailable": "agent.credential_unavailable",
     "DelegationError": "delegation.error",
     "OperatorError": "operator",
@@ -80,14 +82,19 @@ def tree(root: type[DelegationError] = DelegationError) -> Iterator[type[Delegat
 
 LIBRARY = """
     AgentError AgentTaskFailed CallerError ConfigurationError DelegationEnded DelegationError IdempotencyConflict
-    InvalidArguments OperatorError StateLost StoreUnavailable UnknownAgent UnknownDelegation UnknownWorkflow
-    UnresolvedChildren UnsupportedExtensionError WorkflowConflict
+    InvalidArguments OperatorError RemoteAgent StateLost StoreUnavailable ToolResult Toolkit UnknownAgent
+    UnknownDelegation UnknownWorkflow UnresolvedChildren UnsupportedExtensionError WorkflowConflict agent_tools
+    parse_agents_config remote_agent
 """
 
 
 @pytest.mark.parametrize(
     ("package", "names"),
-    [(delegation, LIBRARY), (workers, "DelegationHandle Workflow delegate install reply"), (web, "create_app")],
+    [
+        (delegation, LIBRARY),
+        (workers, "DelegationHandle Workflow delegate durable_agent install reply"),
+        (web, "create_app"),
+    ],
     ids=["delegation", "workers", "web"],
 )
 def test_the_public_names_are_these(package: Any, names: str) -> None:

@@ -14,16 +14,11 @@ from pydantic import TypeAdapter
 from delegation.auth_settings import Credential
 from delegation.cards import check_card
 from delegation.config_values import RESERVED_HEADERS
-from delegation.credentials import Signature, _Shown
+from delegation.credentials import Presented, _Shown
 from delegation.errors import AgentRefused, ConfigurationError, UnsupportedExtensionError
 from delegation.secret_values import read_secret
-from delegation.security import (
-    MOST_ALTERNATIVES,
-    MOST_SCHEMES,
-    CredentialUse,
-    choose_credentials,
-    describe_credentials,
-)
+from delegation.security import CredentialUse, choose_credentials, describe_credentials
+from delegation.security_schemes import MOST_ALTERNATIVES, MOST_SCHEMES
 from delegation.settings import AgentSettings
 
 BEARER = {"type": "bearer", "token": "env:TOKEN"}
@@ -466,8 +461,8 @@ def test_a_checked_card_carries_the_choice() -> None:
 
 def test_no_secret_is_in_a_repr() -> None:
     """Tracebacks with locals, debuggers and careless logs show reprs."""
-    shown = _Shown(place="header", name="Authorization", value="Bearer s3cret-value", secret="s3cret-value")
-    assert "s3cret" not in repr(Signature((shown,)))
+    shown = _Shown(place="header", name="Authorization", value="Bearer s3cret-value", secrets=("s3cret-value",))
+    assert "s3cret" not in repr(Presented((shown,)))
 
 
 def test_a_reference_to_nobodys_home_is_said_to_be_that() -> None:

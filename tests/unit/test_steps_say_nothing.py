@@ -14,7 +14,7 @@ from workers.tasks import hint
 APP = Celery("steps", set_as_current=False)
 
 
-@APP.task(bind=True, name="delegation.test")
+@APP.task(bind=True, name="steps.test", shared=False)  # shared tasks join every other app
 def a_task(_: object) -> None:
     """Something to be the step of."""
 

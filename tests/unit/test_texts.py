@@ -9,9 +9,8 @@ import unicodedata
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from structlog.testing import capture_logs
 
-from delegation.texts import clean, clean_or_warn, is_unseen, printable
+from delegation.texts import clean, clean_and_tell, is_unseen, printable
 from workers.printable import json_text, one_line
 
 DROPPED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -217,14 +216,10 @@ def test_queries_of_urls_are_left_out_on_request() -> None:
     assert clean(said, 200, with_queries=False) == "see http://x.example/a https://y.example"
 
 
-def test_a_cut_is_warned_of_without_its_text() -> None:
-    """Once, with whose text and which; a text that fits, or loses unseen characters alone, is not."""
-    with capture_logs() as logs:
-        assert clean_or_warn("fits\u200b", 4, agent="flights", field="name") == "fits"
-        assert clean_or_warn("does not", 5, agent="flights", field="skills[0].name") == "does…"
-    assert logs == [
-        {"event": "text.cut", "log_level": "warning", "agent": "flights", "field": "skills[0].name", "limit": 5}
-    ]
+def test_a_cut_is_told_to_whoever_asks() -> None:
+    """A text that fits, or loses unseen characters alone, is not cut."""
+    assert clean_and_tell("fits\u200b", 4) == ("fits", False)
+    assert clean_and_tell("does not", 5) == ("does…", True)
 
 
 @given(text=TEXTS)

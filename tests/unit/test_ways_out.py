@@ -34,6 +34,8 @@ ALLOWED = {
     "delegation/client.py": {"httpx"},  # types
     "delegation/credentials.py": {"httpx"},  # types
     "delegation/token_endpoint.py": {"httpx"},  # types
+    "delegation/tools/dialects.py": {"httpx"},  # types
+    "delegation/tools/failures.py": {"httpcore", "socket", "ssl"},  # types of errors
     "workers/follow_connection.py": {"httpcore", "httpx", "socket"},  # the seam for streams
     "workers/follower.py": {"socket"},  # the name of this machine
     "workers/processes.py": {"socket"},  # looks for a free port

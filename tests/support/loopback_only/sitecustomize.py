@@ -36,17 +36,20 @@ class _Watch:
         raise PermissionError(f"no test may leave this machine: {what}")
 
 
+def _text(host: object) -> str:
+    """Empty for what is no host: the kernel has addresses of other kinds."""
+    return host.decode("latin-1") if isinstance(host, bytes) else host if isinstance(host, str) else ""
+
+
 def _is_here(host: object) -> bool:
-    text = host.decode("latin-1") if isinstance(host, bytes) else str(host or "")
-    return text in _HOME or text.startswith("127.")
+    return _text(host) in _HOME or _text(host).startswith("127.")
 
 
 def _asks_a_server(host: object) -> bool:
-    return host is not None and not _is_here(host) and not _is_address(host)
+    return not _is_here(host) and not _is_address(_text(host))
 
 
-def _is_address(host: object) -> bool:
-    text = host.decode("latin-1") if isinstance(host, bytes) else str(host)
+def _is_address(text: str) -> bool:
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, text.partition("%")[0])

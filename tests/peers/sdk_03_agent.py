@@ -1,4 +1,4 @@
-"""A peer on a2a-sdk 0.3, which speaks A2A 0.3 alone: `python -m tests.peers.a2a_03_agent [--port N] [--rest-first]`."""
+"""A peer on a2a-sdk 0.3, which speaks A2A 0.3 alone: `python -m tests.peers.sdk_03_agent [--port N] [--rest-first]`."""
 
 from __future__ import annotations
 
@@ -141,5 +141,5 @@ async def serve(port: int, *, rest_first: bool) -> None:
 
 
 if __name__ == "__main__":
-    options = read_options("a2a_03_agent", "--rest-first")
+    options = read_options("sdk_03_agent", "--rest-first")
     asyncio.run(serve(options.port, rest_first=options.rest_first))

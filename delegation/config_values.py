@@ -103,6 +103,12 @@ def _check_agent_id(value: str) -> str:
     return value
 
 
+def _check_shown(value: str) -> str:
+    if not value.strip():
+        raise refused("must not be blank")
+    return value
+
+
 def _split_url(value: str, schemes: frozenset[str]) -> SplitResult:
     """`value` in its parts."""
     if not re.fullmatch(r"[\x21-\x7e]+", value) or "\\" in value:
@@ -270,6 +276,7 @@ HeaderValue = Annotated[SecretStr, BeforeValidator(_expand_header_value)]
 RedisUrl = Annotated[SecretStr, AfterValidator(_check_redis_url)]
 ServiceUrl = Annotated[SecretStr, AfterValidator(_check_url)]
 Origin = Annotated[str, AfterValidator(_read_origin)]
+ShownText = Annotated[str, AfterValidator(_check_shown)]
 AgentId = Annotated[str, AfterValidator(_check_agent_id)]
 Specifier = Annotated[str, AfterValidator(_check_specifier)]
 SecretReference = Annotated[str, AfterValidator(_check_secret_reference)]

@@ -17,6 +17,7 @@ from delegation.errors import InvalidArguments
 from delegation.state import Brief, Delegation, DelegationId, WorkflowId
 
 GOAL_LIMIT = 256 * 1024  #: characters; what an agent is told must fit a request
+STEP_LIMIT = 256  #: characters
 _DURATION = TypeAdapter(timedelta)
 _CELERY_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -33,6 +34,7 @@ class DelegateArguments(TypedDict, total=False):
     idempotency_key: str | None
     workflow: str | None
     on_failure: str
+    step: str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +110,7 @@ def make_delegation(
         created_at=0.0,
         workflow_id=WorkflowId(workflow) if workflow else None,
         on_failure=arguments.get("on_failure") or "raise",
+        step=arguments.get("step") or "",
         idempotency=_scope_digest(arguments),
         canvas=dict(canvas),
     )
@@ -140,6 +143,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         raise InvalidArguments("goal: must not be empty")
     for name in ("goal", "name", "description"):
         _check_string(name, arguments.get(name) or "", most=GOAL_LIMIT)
+    _check_string("step", arguments.get("step") or "", most=STEP_LIMIT)
     for name in ("idempotency_key", "workflow"):
         if arguments.get(name) is not None:
             _check_string(name, arguments[name], least=1, most=256)

@@ -51,6 +51,7 @@ def encode_opened(delegation: Delegation) -> dict[str, str]:
         "workflow_id": delegation.workflow_id,
         "on_failure": delegation.on_failure,
         "idempotency": delegation.idempotency,
+        "step": delegation.step,
     }
     brief = {field.name: getattr(delegation.brief, field.name) for field in fields(Brief)}
     encoded = {"fixed": dump_json(_without_empty(fixed)), "brief": dump_json(_without_empty(brief))}
@@ -96,6 +97,7 @@ def decode(delegation_id: str, raw: Mapping[str, str]) -> Delegation:
         workflow_id=WorkflowId(workflow_id) if workflow_id else None,
         on_failure=fixed["on_failure"],
         idempotency=fixed.get("idempotency", ""),
+        step=fixed.get("step", ""),
         canvas=json.loads(raw["canvas"]) if "canvas" in raw else {},
         version=int(raw["version"]),
         phase=Phase(raw["phase"]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+import structlog
 
 from delegation.access import AgentAccess
 from delegation.card_cache import CardCache
@@ -20,14 +21,17 @@ from delegation.card_pipeline import CardPipeline, changes_since
 from delegation.card_verdict import Verdict
 from delegation.cards import CheckedCard, Interface, at_interface, check_card
 from delegation.client import TOKEN_DEADLINE_S, AgentClient
-from delegation.errors import DelegationError, StoreUnavailable
+from delegation.errors import AgentError, DelegationError, StoreUnavailable
 from delegation.roster_rows import empty_row, facts_of_card, facts_of_verdict, reason_of
+from delegation.roster_text import ListedAgent, listed, render
 from delegation.settings import AgentSettings, Settings
 
 #: A roster of hanging agents is described in about the time of one.
 DESCRIBE_THREADS = 16
 #: Kept for agents, participants and interfaces; the oldest goes first, and is made anew when it is needed again.
 MOST_CLIENTS = 256
+
+log = structlog.get_logger("delegation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +61,8 @@ class Roster:
     ) -> None:
         self._settings = settings
         self._accesses: dict[str, AgentAccess] = {}
+        self._told: dict[str, ListedAgent] = {}
+        self._rendered: tuple[tuple[ListedAgent, ...], str] = ((), "")
         self._clients: dict[tuple[str, str, Interface], tuple[int, AgentClient]] = {}
         max_bytes = settings.limits.card_bytes
         pipeline = CardPipeline(
@@ -102,6 +108,29 @@ class Roster:
         with ThreadPoolExecutor(max_workers=DESCRIBE_THREADS, thread_name_prefix="roster") as threads:
             return list(threads.map(self._describe, agents))
 
+    def listed(self) -> tuple[ListedAgent, ...]:
+        """The agents that take new work, sorted by id, with the texts shown of them. Raises StoreUnavailable only."""
+        agents = self._settings.agents
+        with ThreadPoolExecutor(max_workers=DESCRIBE_THREADS, thread_name_prefix="roster") as threads:
+            found = [each for each in threads.map(self._listed, agents) if each is not None]
+        return tuple(sorted(found, key=lambda each: each.id))
+
+    def render(self) -> str:
+        """The `agents` section of a model's context (roster_text.py): byte-identical while the cards are.
+
+        Each call looks whether they still are (card_cache.py). Refused, paused and unreachable agents are not in it.
+        Raises StoreUnavailable only.
+        """
+        agents = self.listed()
+        shown, section = self._rendered
+        if section and agents == shown:
+            return section
+        section = render(agents, told=self._told.values())
+        self._told = {**self._told, **{each.id: each for each in agents}}  # a new one: threads share it
+        log.info("roster.rendered", agents=[each.id for each in agents], chars=len(section))
+        self._rendered = (agents, section)
+        return section
+
     def review(self, agent_id: str) -> Review:
         """What there is to accept of an agent's card, fetched at this moment.
 
@@ -122,6 +151,14 @@ class Roster:
         """Close this process's connections to agents."""
         for access in self._accesses.values():
             access.close()
+
+    def _listed(self, agent: AgentSettings) -> ListedAgent | None:
+        card: object
+        try:
+            card = self._cards.look(agent).outcome
+        except AgentError:  # somebody else fetches it just now
+            card = self._cards.under_way(agent)
+        return listed(agent, card) if isinstance(card, CheckedCard) else None
 
     def _describe(self, agent: AgentSettings) -> dict[str, Any]:
         row, base_url = empty_row(agent.id), self._settings.server.base_url

@@ -39,6 +39,7 @@ from delegation.config_values import (
     Retention,
     Seconds,
     ServiceUrl,
+    ShownText,
     Specifier,
     WebUrl,
     is_open_http,
@@ -193,6 +194,9 @@ class AgentSettings(_Section):
     id: AgentId
     url: WebUrl
     version: Specifier | None = None
+    name: ShownText | None = None
+    description: ShownText | None = None
+    skills: tuple[ShownText, ...] | None = None
     updates: Literal["auto", "push", "follow", "poll", "off"] = "auto"
     follow_interval: Duration = timedelta(seconds=30)
     secret_headers: dict[HeaderName, HeaderValue] = Field(default_factory=dict, alias="headers")

@@ -208,6 +208,7 @@ class Delegation:
     created_at: float
     workflow_id: WorkflowId | None = None
     on_failure: str = "raise"
+    step: str = ""  #: the caller's label, such as a step of a plan; the agent is not told
     idempotency: str = ""  #: digest of the idempotency key in its scope; empty without one
     canvas: dict[str, Any] = field(default_factory=dict)  #: what follows in the user's canvas, Celery options
     version: int = 0

@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Any
 from workers.canvas import delegate
 from workers.handles import DelegationHandle, Workflow
 from workers.install import install
+from workers.subtasks import agents_section, subtask_tools
 from workers.talk import reply
 
 if TYPE_CHECKING:
     from workers.durable_tools import durable_agent
 
-__all__ = ["DelegationHandle", "Workflow", "delegate", "durable_agent", "install", "reply"]
+__all__ = [
+    "DelegationHandle",
+    "Workflow",
+    "agents_section",
+    "delegate",
+    "durable_agent",
+    "install",
+    "reply",
+    "subtask_tools",
+]
 
 
 def __getattr__(name: str) -> Any:

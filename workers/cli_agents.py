@@ -25,12 +25,18 @@ _REASON_LIMIT = 200
 
 @click.group(cls=NearestGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="One array.")
+@click.option("--prompt", "as_prompt", is_flag=True, help="The section that a model is shown.")
 @click.pass_context
-def agents(context: click.Context, as_json: bool) -> None:
+def agents(context: click.Context, as_json: bool, as_prompt: bool) -> None:
     """Who work may be delegated to, and who was refused, and why."""
     if context.invoked_subcommand is not None:
         return
+    if as_json and as_prompt:
+        raise click.UsageError("--json and --prompt: one of them")
     with _roster() as roster:
+        if as_prompt:
+            click.echo(roster.render())
+            return
         rows = roster.describe()
     if as_json:
         print_json(rows)

@@ -88,7 +88,8 @@ def workflow_table(workflow: Workflow, children: Sequence[Delegation], now: floa
         table.add_row("", "", "", "", "", Text(says, style="yellow", no_wrap=False, overflow="fold"))
     for each in children:
         branch = "└─ " if each is children[-1] else "├─ "
-        name = Text(branch, style="dim") + Text(label(each, 28))
+        step = f" [{one_line(each.step, 16)}]" if each.step else ""
+        name = Text(branch, style="dim") + Text(label(each, 28)) + Text(step, style="dim")
         watch = each.progress.watch.value if each.progress.watch else ""
         table.add_row(name, each.agent, watch, state_text(each), time_taken(each, now), _news(each))
     return table
@@ -190,6 +191,7 @@ def _facts(each: Delegation, now: float) -> list[tuple[str, Text]]:
         "agent": each.agent,
         "name": each.brief.name,
         "goal": each.brief.goal,
+        "step": each.step,
         "state": state_text(each),
         "phase": each.phase.value,
         "watch": progress.watch.value if progress.watch else None,

@@ -23,6 +23,7 @@ def describe(delegation: Delegation) -> dict[str, Any]:
         "agent": delegation.agent,
         "name": delegation.brief.name,
         "goal": delegation.brief.goal,
+        "step": delegation.step or None,
         "phase": delegation.phase.value,
         "state": delegation.state.value,
         "watch": progress.watch.value if progress.watch else None,

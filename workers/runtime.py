@@ -27,6 +27,7 @@ class Runtime:
     store: Store
     pid: int = field(default_factory=os.getpid)
     _lifecycle: Any = None
+    _roster: Any = None
 
     @property
     def lifecycle(self) -> Any:
@@ -34,11 +35,23 @@ class Runtime:
         if self._lifecycle is None:
             with _lock:
                 if self._lifecycle is None:
-                    os.environ.setdefault("OTEL_INSTRUMENTATION_A2A_SDK_ENABLED", "false")  # a tenth of each call
-                    # The one late import: a2a costs a quarter of a second and 28 MiB, and most commands never speak it.
-                    composition = importlib.import_module("workers.composition")
-                    self._lifecycle = composition.make_lifecycle(self.settings, self.store)
+                    self._lifecycle = _composition().make_lifecycle(self.settings, self.store)
         return self._lifecycle
+
+    @property
+    def roster(self) -> Any:
+        """The agents as a model is shown them; unlike a step, whoever asks waits for a card that is being fetched."""
+        if self._roster is None:
+            with _lock:
+                if self._roster is None:
+                    self._roster = _composition().make_roster(self.settings, self.store)
+        return self._roster
+
+
+def _composition() -> Any:
+    os.environ.setdefault("OTEL_INSTRUMENTATION_A2A_SDK_ENABLED", "false")  # a tenth of each call
+    # The one late import: a2a costs a quarter of a second and 28 MiB, and most commands never speak it.
+    return importlib.import_module("workers.composition")
 
 
 _current: Runtime | None = None

@@ -115,7 +115,7 @@ class SpokenLine:
             deadline_at=time.monotonic() + seconds,
             max_bytes=ANSWER_BYTES,
             stand_in=_STAND_IN,
-            sign=self._add_headers,
+            present=self._add_headers,
             is_unwanted=watched,
             may_move=False,
         )

@@ -143,7 +143,7 @@ def test_a_message_is_an_outcome(world: World, peer: Peer) -> None:
     talk = Talk(world, peer, "say Sunny", "poll")
     outcome = ended(talk.handle)
     assert (outcome["state"], outcome["text"], outcome["agent_task_id"]) == ("COMPLETED", "Sunny", None)
-    assert [call.method for call in peer.sends(talk.id)] == ["SendStreamingMessage"]
+    assert [call.name for call in peer.sends(talk.id)] == ["SendStreamingMessage"]
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -180,7 +180,7 @@ def test_a_start_is_heard_by_stream_and_left_when_the_work_begins(world: World, 
     (send,) = wait_until(lambda: [call for call in peer.sends(talk.id) if call.ended], what="end of the stream")
     talk.let_go_on()
 
-    assert (send.method, send.stream, send.ended) == ("SendStreamingMessage", True, "client")
+    assert (send.name, send.stream, send.ended) == ("SendStreamingMessage", True, "client")
     assert send.message["messageId"] == f"{talk.id}:goal"
     assert send.path.startswith("/rest") == peer.name.endswith("-rest")
     assert ended(talk.handle)["state"] == "COMPLETED"
@@ -218,7 +218,7 @@ def test_two_questions_get_their_answers(world: World, peer: Peer, watch: str) -
 
     assert (outcome["state"], outcome["text"]) == ("COMPLETED", "May and 2027")
     goal, *replies = peer.sends(talk.id)
-    assert [call.method for call in replies] == ["SendMessage", "SendMessage"]
+    assert [call.name for call in replies] == ["SendMessage", "SendMessage"]
     assert [call.message["messageId"] for call in (goal, *replies)] == [
         f"{talk.id}:goal",
         f"{talk.id}:reply:1",
@@ -292,7 +292,7 @@ def test_a_push_config_in_0_3s_shape_is_taken_back(world: World, peer: Peer) -> 
     assert ended(talk.handle)["state"] == "COMPLETED"
 
     (send,) = peer.sends(talk.id)
-    assert send.method == "SendMessage"
+    assert send.name == "SendMessage"
     config = send.params["configuration"]["pushNotificationConfig"]
     assert config["authentication"] == {"schemes": ["Bearer"], "credentials": config["token"]}
     wait_for_record(talk.handle, lambda d: d.timers.cleanup_at is None, what="clean-up")

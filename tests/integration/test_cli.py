@@ -24,6 +24,7 @@ DELEGATION_NAMES = [
     "agent",
     "name",
     "goal",
+    "step",
     "phase",
     "state",
     "watch",

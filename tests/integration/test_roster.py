@@ -15,6 +15,7 @@ import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from structlog.testing import capture_logs
 
 from delegation.agent_task import AgentTaskId
 from delegation.card_changes import fingerprint
@@ -27,6 +28,7 @@ from delegation.errors import (
     UnsupportedExtensionError,
 )
 from delegation.roster import Roster
+from delegation.roster_text import NO_AGENTS
 from delegation.settings import AgentSettings, Settings, TimingSettings
 from delegation.task_extension import TASK_EXTENSION
 from tests.support.child import free_port
@@ -381,3 +383,92 @@ def test_a_forked_process_has_clients_and_connections_of_its_own(
     assert roster.client("helper").get_task(AgentTaskId("t1"), deadline_s=5).id == "t1"
     receiver.close()
     sender.close()
+
+
+# ---------------------------------------------------------------- what a model is shown
+
+
+def shown(roster: Roster) -> tuple[str, list[Any]]:
+    """The section, and what was logged for it: event and agent or agents."""
+    with capture_logs() as lines:
+        section = roster.render()
+    told = [(line["log_level"], line["event"], line.get("agents", line.get("agent"))) for line in lines]
+    return section, [each for each in told if each[1].startswith(("roster.", "text."))]
+
+
+def test_a_model_is_shown_the_same_bytes_until_a_card_changes(
+    cards: CardServer, make_roster: Callable[..., Roster], store: redis.Redis
+) -> None:
+    """Fetched again it is the same text, and nothing is logged twice; a changed card counts without a restart."""
+    roster = make_roster(agent(cards.url))
+    cards.change(name="n" * 81)
+    first, told = shown(roster)
+    assert told == [("warning", "text.cut", "helper"), ("info", "roster.rendered", ["helper"])]
+    forget_card(roster, store)
+    assert shown(roster) == (first, [])
+    assert cards.asked() == 2
+    cards.change(description="helps more")
+    assert shown(roster) == (first, [])
+    forget_card(roster, store)
+    section, told = shown(roster)
+    assert '  description: "helps more"' in section
+    assert told == [("info", "roster.rendered", ["helper"])]
+
+
+def test_a_cut_is_warned_of_once_whatever_becomes_of_other_agents(
+    cards: CardServer, make_roster: Callable[..., Roster], store: redis.Redis
+) -> None:
+    """One agent that comes and goes does not repeat the warnings about another."""
+    roster = make_roster(agent(cards.url), agent(cards.url, agent_id="other", version="==1.0", description="x" * 501))
+
+    def change_other(**fields: Any) -> None:
+        cards.change(**fields)
+        roster._cards._memory.clear()
+        store.delete("card:other")
+
+    assert [each[2] for each in shown(roster)[1]] == ["other", ["helper", "other"]]
+    change_other(version="2.0")
+    assert [each[2] for each in shown(roster)[1]] == [["helper"]]
+    change_other()
+    assert [each[2] for each in shown(roster)[1]] == [["helper", "other"]]
+
+
+def test_agents_that_take_no_work_are_not_shown(
+    cards: CardServer, make_roster: Callable[..., Roster], store: redis.Redis
+) -> None:
+    """Refused, unreachable or paused: until they do, and then without a restart."""
+    roster = make_roster(agent(cards.url), agent(f"http://127.0.0.1:{free_port()}", agent_id="away"))
+    cards.change(**SECURITY)
+    assert shown(roster) == (f"<agents>\n{NO_AGENTS}\n</agents>", [("info", "roster.rendered", [])])
+    cards.change(signatures=[{"protected": "e30", "signature": "c2ln"}])
+    forget_card(roster, store)
+    assert [each.id for each in roster.listed()] == ["helper"]
+    cards.change()
+    forget_card(roster, store)
+    assert NO_AGENTS in roster.render()
+    assert roster.describe()[0]["paused"]
+    assert roster.accept(roster.review("helper"))
+    assert "- id: helper" in roster.render()
+
+
+def test_an_agent_stays_shown_while_somebody_fetches_its_card(
+    cards: CardServer, make_roster: Callable[..., Roster], store: redis.Redis
+) -> None:
+    """Its last accepted card serves: the section does not flicker."""
+    make_roster(agent(cards.url)).card("helper")
+    store.delete("card:helper")
+    store.set("card:helper:lock", "somebody else's")
+    impatient = Roster(settings_for(agent(cards.url)), store, lambda agent_id: f"card:{agent_id}", card_patience_s=0.1)
+    assert "- id: helper" in impatient.render()
+    assert cards.asked() == 1
+    impatient.close()
+
+
+def test_a_roster_without_redis_is_an_error(make_roster: Callable[..., Roster], cards: CardServer) -> None:
+    """Not an empty one, which a model would believe."""
+    nowhere = redis.Redis(port=free_port(), retry=Retry(NoBackoff(), 0))
+    roster = Roster(settings_for(agent(cards.url)), nowhere, lambda agent_id: f"card:{agent_id}")
+    with pytest.raises(StoreUnavailable):
+        roster.render()
+    roster.close()
+    nowhere.close()

@@ -58,13 +58,18 @@ class NotInstalled(Exception):
 class Call:
     """One request that a peer got."""
 
-    method: str  #: A2A 1.0's name, or "GET /path"
+    method: str  #: as it was called, or "GET /path"
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
     status: int | None
     stream: bool
     ended: str | None  #: who ended the answer: "agent", "client"; None while it lasts
+
+    @property
+    def name(self) -> str:
+        """A2A 1.0's name of the method."""
+        return _OLD_NAMES.get(self.method, self.method)
 
     @property
     def message(self) -> dict[str, Any]:
@@ -113,12 +118,13 @@ class Peer(ChildProcess):
 
     def sends(self, context_id: str) -> list[Call]:
         """The messages of one delegation."""
-        sent = self.calls("SendMessage", "SendStreamingMessage")
+        sent = [call for call in self.calls() if call.name in ("SendMessage", "SendStreamingMessage")]
         return [call for call in sent if call.message["contextId"] == context_id]
 
     def about(self, task_id: AgentTaskId | str, *methods: str) -> list[Call]:
         """Its requests about one task."""
-        return [call for call in self.calls(*methods) if call.task_id == task_id]
+        about = [call for call in self.calls() if call.task_id == task_id]
+        return [call for call in about if not methods or call.name in methods]
 
     def wait_until_quiet(self, timeout_s: float = 15.0) -> None:
         """Until no stream is open."""
@@ -253,7 +259,7 @@ def _run(command: Sequence[str], directory: Path) -> None:
 def _read_call(entry: dict[str, Any]) -> Call:
     body = json.loads(entry["body"]) if entry["body"].startswith("{") else {}
     return Call(
-        method=_OLD_NAMES.get(body.get("method", ""), body.get("method")) or _method_of(entry["method"], entry["path"]),
+        method=body.get("method") or _method_of(entry["method"], entry["path"]),
         path=entry["path"],
         headers=entry["headers"],
         body=body,

@@ -143,6 +143,8 @@ def test_no_string_makes_a_deadline_but_a_good_one(text: str) -> None:
         ("workflow", ""),
         ("workflow", 5),
         ("workflow", "w" * 257),
+        ("step", 5),
+        ("step", "s" * 257),
         ("on_failure", "ignore"),
         ("on_failure", ["raise"]),
         ("gaol", "typo"),
@@ -179,12 +181,18 @@ def test_a_call_id_that_makes_no_good_celery_id_is_refused(call_id: str) -> None
 def test_a_delegation_is_made_from_its_arguments() -> None:
     """The brief is what the caller said; nothing was sent and nothing stored yet."""
     delegation = made(
-        inputs=("earlier",), name="Trip", description="Cheap", acceptance_criteria=["one", "two"], on_failure="return"
+        inputs=("earlier",),
+        name="Trip",
+        description="Cheap",
+        acceptance_criteria=["one", "two"],
+        on_failure="return",
+        step="3",
     )
     assert delegation.brief == Brief(
         goal="go", name="Trip", description="Cheap", acceptance_criteria=("one", "two"), inputs=("earlier",)
     )
     assert (delegation.phase, delegation.version, delegation.on_failure) == (Phase.OPENED, 0, "return")
+    assert (delegation.step, made().step) == ("3", "")
     assert (delegation.call_id, delegation.workflow_id) == ("call-1", None)
 
 
@@ -239,5 +247,5 @@ def test_an_idempotency_key_counts_for_one_agent_in_one_workflow() -> None:
 def test_two_uses_of_a_key_must_say_the_same(other: dict[str, Any]) -> None:
     """All that the agent is told counts; how long it may take and what follows do not."""
     assert arguments_digest(made(**other)) != arguments_digest(made())
-    assert arguments_digest(made(deadline="PT5M", on_failure="return")) == arguments_digest(made())
+    assert arguments_digest(made(deadline="PT5M", on_failure="return", step="2")) == arguments_digest(made())
     assert arguments_digest(replace(made(), call_id="x")) == arguments_digest(made())

@@ -86,15 +86,12 @@ LIBRARY = """
     UnknownDelegation UnknownWorkflow UnresolvedChildren UnsupportedExtensionError WorkflowConflict agent_tools
     parse_agents_config remote_agent
 """
+WORKERS = "DelegationHandle Workflow agents_section delegate durable_agent install reply subtask_tools"
 
 
 @pytest.mark.parametrize(
     ("package", "names"),
-    [
-        (delegation, LIBRARY),
-        (workers, "DelegationHandle Workflow delegate durable_agent install reply"),
-        (web, "create_app"),
-    ],
+    [(delegation, LIBRARY), (workers, WORKERS), (web, "create_app")],
     ids=["delegation", "workers", "web"],
 )
 def test_the_public_names_are_these(package: Any, names: str) -> None:

@@ -101,6 +101,7 @@ def test_an_opened_one_is_read_back_as_it_was() -> None:
         workflow_id=WorkflowId("w1"),
         on_failure="return",
         idempotency="digest",
+        step="3: book",
         canvas={"chain": [{"task": "next"}], "link": None},
     )
     assert decode("w1.1", {**encode_opened(full), **BOOKKEEPING}) == full

@@ -770,6 +770,7 @@ def test_the_example_shows_the_defaults(load: Load, monkeypatch: pytest.MonkeyPa
     )
     plain = AgentSettings(id="flights", url="https://flights.example.com")
     free = {"version", "secret_headers", "origins", "auth", "card_auth", "card", "signature_keys", "ca_bundle", "proxy"}
+    free |= {"name", "description", "skills"}
     assert switched_on.agents[0].model_dump(exclude=free) == plain.model_dump(exclude=free)
 
 

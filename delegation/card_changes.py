@@ -16,7 +16,7 @@ from typing import Any
 
 from delegation.answers import one_line
 from delegation.auth_settings import OAuth2Credential, OpenIdCredential
-from delegation.cards import BINDINGS, allowed_origins, choose_interface
+from delegation.cards import BINDINGS, Offer, allowed_origins, choose_interface, offers_of
 from delegation.errors import AgentError, AgentRefused
 from delegation.origins import Origin, read_origin
 from delegation.security import choose_credentials
@@ -100,22 +100,29 @@ def _moved(agent: AgentSettings, old: dict[str, Any], new: dict[str, Any]) -> It
 def _choosable(agent: AgentSettings, card: dict[str, Any]) -> list[Origin]:
     """Origins of the interfaces that we might speak to, in the agent's order."""
     found = []
-    for entry in _objects(card.get("supportedInterfaces")):
+    for offer in _offers(card):
         try:
-            found.append(read_origin(choose_interface(agent, [entry]).url))
+            found.append(read_origin(choose_interface(agent, [offer]).url))
         except AgentRefused:
             continue
     return [origin for origin in found if origin in allowed_origins(agent)]
 
 
 def _origins(card: dict[str, Any]) -> Iterator[Origin]:
-    for entry in _objects(card.get("supportedInterfaces")):
+    for _, entry in _offers(card):
         url = entry.get("url")
         if entry.get("protocolBinding") in BINDINGS and isinstance(url, str):
             try:
                 yield read_origin(url)
             except ValueError:
                 continue
+
+
+def _offers(card: dict[str, Any]) -> list[Offer]:
+    try:
+        return [(where, entry) for where, entry in offers_of(card) if isinstance(entry, dict)]
+    except AgentRefused:
+        return []
 
 
 def _weakened(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:

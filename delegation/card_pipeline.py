@@ -38,6 +38,7 @@ from delegation.errors import (
 )
 from delegation.outbound import GuardedTransport
 from delegation.settings import AgentSettings
+from delegation.version_0_3 import is_card_of_0_3
 
 REFUSAL_TTL_S = 60.0
 #: A failed fetch is remembered just long enough that everybody who waited for it hears of it.
@@ -223,8 +224,7 @@ class CardPipeline:
         One that cannot be had now is the one we had, while the base card is the same: it would look changed otherwise.
         """
         verdict, checked, accepted = base.verdict, base.checked, run.accepted
-        offered = (verdict.card.get("capabilities") or {}).get("extendedAgentCard") is True
-        if not offered or not run.agent.auth or self._extended_of is None or checked is None:
+        if not _offers_extended(verdict.card) or not run.agent.auth or self._extended_of is None or checked is None:
             return base
         try:
             raw = self._extended_of(run.agent, checked, run.left_s(EXTENDED_DEADLINE_S))
@@ -266,6 +266,12 @@ def unforeseen(agent: AgentSettings, error: Exception) -> AgentRefused:
     """For what nobody thought of: a card that makes something of ours crash is refused, and stops no other agent."""
     log.error("card.crashed", agent=agent.id, error=type(error).__name__, exc_info=error)
     return AgentRefused(f"card_invalid: {type(error).__name__}")
+
+
+def _offers_extended(card: dict[str, Any]) -> bool:
+    if is_card_of_0_3(card):
+        return card.get("supportsAuthenticatedExtendedCard") is True
+    return (card.get("capabilities") or {}).get("extendedAgentCard") is True
 
 
 def base_changes(agent: AgentSettings, accepted: Verdict | None, found: Verdict) -> Changes:

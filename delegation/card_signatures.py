@@ -4,9 +4,10 @@ A signature is a detached JWS (RFC 7515 appendix F) over the card's canonical JS
 The card never says where keys are: `jku`, `x5u`, `jwk` and `x5c` in its header are not looked at.
 
 Signers disagree on what is canonical, so three forms are tried: the card as served; without empty values (the spec
-leaves unset fields out, and the SDK's signer leaves out every empty one); and of that the members of A2A 1.0 alone,
-because the SDK's server adds those of version 0.3 after signing. Those are then no part of the card. Empty values
-count though no such signature covers them: in a card by the SDK, `{"list": []}` is a requirement like any other.
+leaves unset fields out, and the SDK's signer leaves out every empty one; of a card of 0.3 also the two members that
+say what goes without saying); and of that the members of A2A 1.0 alone, because the SDK's server adds those of version
+0.3 after signing. Those are then no part of the card. Empty values count though no such signature covers them: in a
+card by the SDK, `{"list": []}` is a requirement like any other.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ _SCHEME = {
     "openIdConnectSecurityScheme": dict.fromkeys(("description", "openIdConnectUrl"), _ANY),
     "mtlsSecurityScheme": {"description": _ANY},
 }
+#: Of a card of A2A 0.3; what they say is the same with them and without.
+_DEFAULTS = {"protocolVersion": "0.3.0", "preferredTransport": "JSONRPC"}
 _SKILL = dict.fromkeys(("id", "name", "description", "tags", "examples", "inputModes", "outputModes"), _ANY)
 #: The members of a card in A2A 1.0 (spec section 4.4): `*` is any name, an empty table whatever is there.
 _CARD: dict[str, Any] = {
@@ -209,6 +212,10 @@ def _forms(card: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Any]]:
     lean = _without_empty(served)
     if lean != served:
         yield served, lean
+    if "supportedInterfaces" not in served:
+        said = _without_empty({name: value for name, value in served.items() if _DEFAULTS.get(name) != value})
+        if said != lean:
+            yield served, said
     known = _project(served, _CARD)
     if known != served:
         yield known, _without_empty(known)

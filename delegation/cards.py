@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,12 +22,17 @@ from delegation.replies import HTTP_JSON, JSONRPC
 from delegation.security import CredentialUse, choose_credentials
 from delegation.settings import AgentSettings
 from delegation.task_extension import TASK_EXTENSION
+from delegation.version_0_3 import HINT, is_0_3, is_card_of_0_3, own_offers
+from delegation.version_0_3 import VERSION as VERSION_0_3
 
 IMPLEMENTED_EXTENSIONS = frozenset({TASK_EXTENSION})
 BINDINGS = (JSONRPC, HTTP_JSON)
 
 #: Of a card's version that is compared with the settings'.
 LONGEST_VERSION = 128
+VERSION_1_0 = "1.0"
+#: An entry of `supportedInterfaces`, or the like from a card of 0.3, by its place on the card.
+Offer = tuple[str, Any]
 
 _VERSION_1_0 = re.compile(r"1\.0(\.\d+)?")
 _EMPTY: tuple[Any, ...] = (None, "", [])
@@ -55,6 +60,11 @@ class Interface:
     protocol_version: str
     tenant: str = ""
 
+    @property
+    def version(self) -> str:
+        """Of A2A, as we speak it: "1.0" or "0.3"."""
+        return VERSION_0_3 if is_0_3(self.protocol_version) else VERSION_1_0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedCard:
@@ -64,6 +74,7 @@ class CheckedCard:
     description: str
     version: str
     interface: Interface
+    older_interface: Interface | None = None  #: of 0.3, where the settings allow it and the chosen one is of 1.0
     can_push: bool
     can_stream: bool = False
     skills: tuple[Skill, ...] = ()
@@ -78,6 +89,11 @@ class CheckedCard:
         return json.dumps(_entry_of(self.interface))
 
     @property
+    def older_interface_key(self) -> str:
+        """Where to send the same message when 1.0 is refused with -32009; empty: nowhere."""
+        return json.dumps(_entry_of(self.older_interface)) if self.older_interface else ""
+
+    @property
     def active_extensions(self) -> tuple[str, ...]:
         """Those that both sides have: what `A2A-Extensions` names, and nothing else (a peer refuses strange ones)."""
         return tuple(sorted({e.uri for e in self.extensions} & IMPLEMENTED_EXTENSIONS))
@@ -88,12 +104,17 @@ def for_calls(card: CheckedCard) -> CheckedCard:
     return replace(card, description="", skills=(), raw={})
 
 
-def standard_headers(agent: AgentSettings, participant_id: str, *, extensions: tuple[str, ...] = ()) -> dict[str, str]:
-    """The headers of every call to `agent`, the card's included (spec section 3.6.1: A2A-Version on each request)."""
+def standard_headers(
+    agent: AgentSettings, participant_id: str, *, extensions: tuple[str, ...] = (), version: str = VERSION_1_0
+) -> dict[str, str]:
+    """The headers of every call to `agent`, the card's included (spec section 3.6.1: A2A-Version on each request).
+
+    0.3 knows no such header; servers that speak both take its absence for 0.3, and its word as well.
+    """
     headers = {"Accept": "application/json", "User-Agent": "delegation"} | agent.headers
-    headers |= {"A2A-Version": "1.0", "X-Participant-Id": participant_id}
+    headers |= {"A2A-Version": version, "X-Participant-Id": participant_id}
     if extensions:
-        headers["A2A-Extensions"] = ",".join(extensions)
+        headers["X-A2A-Extensions" if version == VERSION_0_3 else "A2A-Extensions"] = ",".join(extensions)
     return headers
 
 
@@ -104,10 +125,10 @@ def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> Check
     """
     if not isinstance(raw, dict):
         raise _invalid("not a JSON object")
-    _check_protocol(raw)
-    _check_complete(raw)
+    _check_protocol(agent, raw)
+    _check_complete(agent, raw)
     name, description, version = (_required_text(raw, key) for key in ("name", "description", "version"))
-    interfaces = _optional(raw, "supportedInterfaces", list)
+    interfaces = offers_of(raw)
     capabilities = _optional(raw, "capabilities", dict)
     skills = tuple(_objects(raw, "skills"))
     extensions = tuple(_read_extensions(capabilities))
@@ -119,6 +140,7 @@ def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> Check
         description=description,
         version=version,
         interface=choose_interface(agent, interfaces),
+        older_interface=_choose_older(agent, interfaces),
         can_push=_flag(capabilities, "pushNotifications"),
         can_stream=_flag(capabilities, "streaming"),
         skills=tuple(_read_skill(skill) for skill in skills),
@@ -130,9 +152,17 @@ def check_card(agent: AgentSettings, raw: Any, *, fetched_at: str = "") -> Check
 
 
 def at_interface(agent: AgentSettings, card: CheckedCard, key: str) -> CheckedCard:
-    """The card with the interface of `key`, if the settings still allow it: a delegation keeps the one it went to."""
+    """The card with the interface of `key`, if the settings still allow it: a delegation keeps the one it went to.
+
+    A key of a version alone (`version_0_3.without_address`) is the card's first interface of that version.
+    """
     try:
-        return replace(card, interface=choose_interface(agent, [json.loads(key)])) if key else card
+        entry = json.loads(key) if key else None
+        if entry is None:
+            return card
+        is_whole = not isinstance(entry, dict) or "url" in entry
+        offers = [("interface", entry)] if is_whole else _of_0_3(offers_of(card.raw))
+        return replace(card, interface=choose_interface(agent, offers), older_interface=None)
     except (ValueError, AgentRefused):
         return card
 
@@ -143,24 +173,56 @@ def _entry_of(interface: Interface) -> dict[str, str]:
     return named | ({"tenant": interface.tenant} if interface.tenant else {})
 
 
-def choose_interface(agent: AgentSettings, interfaces: list[Any]) -> Interface:
-    """The first interface, in the agent's order of preference, that we speak and that lies within its origins."""
-    offers: list[str] = []
-    refusal: AgentRefused | None = None
-    for position, entry in enumerate(interfaces):
+def offers_of(raw: dict[str, Any]) -> list[Offer]:
+    """The interfaces on a card, in the agent's order of preference; those of 0.3's own members last."""
+    interfaces = _optional(raw, "supportedInterfaces", list)
+    return [*((f"supportedInterfaces[{n}]", entry) for n, entry in enumerate(interfaces)), *own_offers(raw)]
+
+
+def choose_interface(agent: AgentSettings, offers: Sequence[Offer]) -> Interface:
+    """The first interface, in the agent's order of preference, that we speak and that lies within its origins.
+
+    One of 0.3 only where the settings allow it, and after all of 1.0 (spec section 3.6.3: no silent fallback).
+    """
+    for where, entry in offers:
         if not isinstance(entry, dict):
-            raise _invalid(f"supportedInterfaces[{position}] is not an object")
-        binding, version = entry.get("protocolBinding"), entry.get("protocolVersion")
-        offers.append(f"{binding} {version}")
-        if binding not in BINDINGS or not isinstance(version, str) or not _VERSION_1_0.fullmatch(version):
-            continue
+            raise _invalid(f"{where} is not an object")
+    newer, older = _of_1_0(offers), _of_0_3(offers)
+    refusal: AgentRefused | None = None
+    for where, entry in [*newer, *(older if agent.protocol == VERSION_0_3 else [])]:
         try:
-            return _check_interface(agent, entry, f"supportedInterfaces[{position}]")
+            return _check_interface(agent, entry, where)
         except AgentRefused as error:
             refusal = refusal or error
-    spoken = ", ".join(f"{binding} 1.0" for binding in BINDINGS)
-    offered = one_line(", ".join(offers), 100) or "none"
+    if older and refusal is None:
+        raise AgentRefused(f"version_unsupported: {older[0][1]['protocolVersion']}; {HINT}")
+    versions = (VERSION_1_0, VERSION_0_3) if agent.protocol == VERSION_0_3 else (VERSION_1_0,)
+    spoken = ", ".join(f"{binding} {version}" for version in versions for binding in BINDINGS)
+    named = [f"{entry.get('protocolBinding')} {entry.get('protocolVersion')}" for _, entry in offers]
+    offered = one_line(", ".join(named), 100) or "none"
     raise refusal or AgentRefused(f"no_supported_interface: the card offers {offered}; we speak {spoken}")
+
+
+def _choose_older(agent: AgentSettings, offers: Sequence[Offer]) -> Interface | None:
+    older = _of_0_3(offers) if _of_1_0(offers) else []
+    try:
+        return choose_interface(agent, older) if older else None
+    except AgentRefused:
+        return None
+
+
+def _of_1_0(offers: Sequence[Offer]) -> list[Offer]:
+    return [(where, entry) for where, entry in offers if _VERSION_1_0.fullmatch(_version_we_may_speak(entry))]
+
+
+def _of_0_3(offers: Sequence[Offer]) -> list[Offer]:
+    return [(where, entry) for where, entry in offers if is_0_3(_version_we_may_speak(entry))]
+
+
+def _version_we_may_speak(entry: dict[str, Any]) -> str:
+    """As the entry spells it; empty in a binding that we do not speak."""
+    version = entry.get("protocolVersion")
+    return version if entry.get("protocolBinding") in BINDINGS and isinstance(version, str) else ""
 
 
 def _check_interface(agent: AgentSettings, entry: dict[str, Any], where: str) -> Interface:
@@ -238,16 +300,21 @@ def _objects(owner: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return list(entries)
 
 
-def _check_protocol(raw: dict[str, Any]) -> None:
+def _check_protocol(agent: AgentSettings, raw: dict[str, Any]) -> None:
     """A card of version 0.3 is told as that: it has a url of its own and no interfaces. Mixed cards are of ours too."""
     version = raw.get("protocolVersion")
-    if not raw.get("supportedInterfaces") and isinstance(version, str) and version.startswith("0."):
+    if raw.get("supportedInterfaces") or not isinstance(version, str) or not version.startswith("0."):
+        return
+    if not is_0_3(version):
         raise AgentRefused(f"version_unsupported: {one_line(version, 20)}")
+    if agent.protocol != VERSION_0_3:
+        raise AgentRefused(f"version_unsupported: {version}; {HINT}")
 
 
-def _check_complete(raw: dict[str, Any]) -> None:
+def _check_complete(agent: AgentSettings, raw: dict[str, Any]) -> None:
     """Name everything that is missing at once. Absent skills alone are none; beside other gaps they are one more."""
-    missing = [key for key in ("name", "description", "version", "supportedInterfaces") if raw.get(key) in _EMPTY]
+    where = "url" if agent.protocol == VERSION_0_3 and is_card_of_0_3(raw) else "supportedInterfaces"
+    missing = [key for key in ("name", "description", "version", where) if raw.get(key) in _EMPTY]
     if not missing:
         return
     missing += [] if "skills" in raw else ["skills"]

@@ -1,4 +1,4 @@
-"""Speak A2A 1.0 to one agent through the official SDK's client; a synchronous face.
+"""Speak A2A, 1.0 or 0.3, to one agent through the official SDK's client; a synchronous face.
 
 The SDK builds and sends every request, over our transport (`outbound.py`). What comes back is read by us from the
 bytes of the answer (`replies.py`, `answers.py`): the SDK does not compare JSON-RPC ids, loses an answer over one
@@ -66,6 +66,7 @@ from delegation.redaction import mask_known
 from delegation.replies import JSONRPC, Question, read_reply
 from delegation.settings import AgentSettings, LimitSettings
 from delegation.streamed_task import StreamedTask
+from delegation.version_0_3 import VERSION as VERSION_0_3
 
 #: Enough to hold the agent's last message, which may stand before one of ours.
 HISTORY = 2
@@ -127,13 +128,15 @@ class AgentClient:
         self.card = for_calls(card)
         self._participant_id = participant_id
         self._binding = card.interface.binding
+        self._version = card.interface.version
+        self._subscribes_by_get = False
         self._max_bytes = limits.answer_bytes
         self._event_bytes = limits.event_bytes
         self._stream_start_s = stream_start_s
         self._secrets = tuple(value for value in agent.headers.values() if len(value) >= 8)
-        http = build_http(agent, card, participant_id, transport)
-        self._sdk = _build_sdk_client(card, http, streaming=False)
-        self._streaming_sdk = _build_sdk_client(card, http, streaming=True)
+        self._http = build_http(agent, card, participant_id, transport)
+        self._sdk = _build_sdk_client(card, self._http, streaming=False)
+        self._streaming_sdk = _build_sdk_client(card, self._http, streaming=True)
 
     def start_task(
         self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
@@ -142,8 +145,11 @@ class AgentClient:
 
         The stream is closed once the task is past SUBMITTED, or `stream_start_s` after the call began if a task is
         known by then. However a stream ends that has named a task: the task as known so far is the answer. Raises as
-        `send_message` does; MethodNotOffered: nothing was started, the same message may go by `send_message`.
+        `send_message` does; MethodNotOffered: nothing was started, the same message may go by `send_message`. In 0.3 a
+        message with a push config goes by that at once: a2a-sdk 0.3's server pushes nothing once its stream was left.
         """
+        if push is not None and self._version == VERSION_0_3:
+            return self.send_message(message, push=push, deadline_s=deadline_s)
         until = time.monotonic() + deadline_s
         return self._taken(
             message, self._known(until, lambda presented: self._hear_start(message, push, until, presented))
@@ -161,7 +167,7 @@ class AgentClient:
             lambda: _exhaust(self._sdk.send_message(self._build_send(message, push))),
             deadline_s,
             push=push,
-            edit_body=json_restorer(message, self._participant_id, self._binding),
+            edit_body=self._restorer(message),
         )
         return self._taken(message, read_send_answer(result))
 
@@ -193,12 +199,21 @@ class AgentClient:
         built = exchange.request
         assert built is not None
         return PreparedRequest(
-            method=built.method.decode(),
+            method="GET" if self._subscribes_by_get else built.method.decode(),
             url=exchange.url,
             headers=list(built.headers),
             content=exchange.request_body,
             question=self._question(_SUBSCRIBE, exchange, presented, None),
         )
+
+    def subscribe_otherwise(self) -> bool:
+        """The subscription was answered 405: whether there is another way, from now on taken.
+
+        HTTP+JSON of 0.3: POST by the specification (0.3.0 section 3.5.6), which comes first, GET by a2a-sdk's servers.
+        """
+        has_another = self._version == VERSION_0_3 and self._binding != JSONRPC and not self._subscribes_by_get
+        self._subscribes_by_get = self._subscribes_by_get or has_another
+        return has_another
 
     def get_task(self, agent_task_id: AgentTaskId, *, deadline_s: float, history: int = HISTORY) -> AgentTask:
         """GetTask with the last `history` messages. An answer about another task is CallAmbiguous."""
@@ -218,8 +233,10 @@ class AgentClient:
         Proof is our message id in a task's history. An agent may keep no history, or send none in lists. Then the
         context speaks: its id is ours, unguessable and used for one delegation, so a single task in it can only be
         the one its first message started; two or more prove nothing, and neither does one for a later message of
-        the context. A task whose history lacks our message is not ours, context or not.
+        the context. A task whose history lacks our message is not ours, context or not. A2A 0.3 has no such method.
         """
+        if self._version == VERSION_0_3:
+            raise MethodNotOffered("ListTasks: A2A 0.3 has no such method")
         until = time.monotonic() + deadline_s
         without_history: list[AgentTask] = []
         page_token = ""
@@ -239,6 +256,11 @@ class AgentClient:
     def delete_push_config(self, agent_task_id: AgentTaskId, config_id: str, *, deadline_s: float) -> None:
         """DeleteTaskPushNotificationConfig; deleting it twice is no error (spec section 3.1.10)."""
         request = DeleteTaskPushNotificationConfigRequest(task_id=agent_task_id, id=config_id)
+        if self._version == VERSION_0_3 and self._binding != JSONRPC:  # the SDK's transport for it has no such call
+            path = f"/v1/tasks/{agent_task_id}/pushNotificationConfigs/{config_id}"
+            url = f"{self.card.interface.url.removesuffix('/')}{path}"
+            self._call(_DELETE_PUSH, lambda: self._http.delete(url), deadline_s)
+            return
         self._call(_DELETE_PUSH, lambda: self._sdk.delete_task_push_notification_config(request), deadline_s)
 
     def extended_card(self, *, deadline_s: float, max_bytes: int) -> Any:
@@ -272,8 +294,7 @@ class AgentClient:
         """SendStreamingMessage, read as far as `start_task` needs it."""
         hear_until = time.monotonic() + self._stream_start_s
         heard = StreamedTask()
-        edit = json_restorer(message, self._participant_id, self._binding)
-        exchange = self._new_exchange(_STREAM, until, presented, edit_body=edit)
+        exchange = self._new_exchange(_STREAM, until, presented, edit_body=self._restorer(message))
         question = functools.cache(lambda: self._question(_STREAM, exchange, presented, push))
 
         values_left = MAX_VALUES  # of all events: what they say is kept until the end
@@ -389,7 +410,11 @@ class AgentClient:
             names_task=method.names_task,
             had_push_config=push is not None,
             secrets=(*secrets, push.token) if push else secrets,
+            version=self._version,
         )
+
+    def _restorer(self, message: OutgoingMessage) -> Callable[[bytes], bytes] | None:
+        return json_restorer(message, self._participant_id, self._binding, self._version)
 
     def _build_send(self, message: OutgoingMessage, push: PushConfig | None) -> SendMessageRequest:
         texts = [Part(text=text) for text in message.texts]

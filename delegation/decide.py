@@ -39,6 +39,7 @@ from delegation.state import (
     Reason,
     Rules,
 )
+from delegation.version_0_3 import without_address
 from delegation.watch import backoff_s, next_look_at
 
 #: Of a question's parts that are kept, in bytes of JSON: it is read by people, and written at every look.
@@ -255,8 +256,8 @@ def postpone(delegation: Delegation, error: AgentError, *, cause: Cause, moment:
         since = moment.now
     failures = before.failures + 1
     progress = replace(before, failures=failures, failing_since=since, failing_code=error.code, attempts=0)
-    if _has_moved(progress, error):
-        progress = replace(progress, interface="")
+    if _has_moved(progress, error):  # to another place perhaps, though not to another version for this one
+        progress = replace(progress, interface=without_address(progress.interface))
     wait = backoff_s(progress.failures, moment.rules, moment.rand)
     if isinstance(error, AgentBusy | CircuitOpen) and error.retry_after_s is not None:
         wait = max(wait, min(error.retry_after_s, moment.rules.retry_after_max_s))

@@ -26,7 +26,8 @@
     │   │   ├── AgentTaskNotFound     -32001
     │   │   ├── AgentTaskNotCancelable -32002
     │   │   ├── PushNotAccepted       -32003, or -32602 on a call that carried a push config
-    │   │   └── MethodNotOffered      -32601, -32004: the agent does not offer this method
+    │   │   ├── MethodNotOffered      -32601, -32004: the agent does not offer this method
+    │   │   └── VersionNotSpoken      -32009: the agent does not speak this version of A2A
     │   ├── AuthenticationRefused     401, 403: nothing was started, and our credentials are why
     │   ├── CallAmbiguous             it may have happened: reply lost, 5xx, garbage, deadline
     │   │   └── AnswerTooLarge        the answer is larger than we read
@@ -249,6 +250,12 @@ class MethodNotOffered(AgentRefused):
     """-32601 or -32004: the agent does not offer this method."""
 
     code = "agent.method_not_offered"
+
+
+class VersionNotSpoken(AgentRefused):
+    """-32009: the agent does not speak the version of A2A that it was spoken to in."""
+
+    code = "agent.version_unsupported"
 
 
 class AuthenticationRefused(AgentError):

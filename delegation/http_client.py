@@ -33,7 +33,9 @@ def build_http(
     agent: AgentSettings, card: CheckedCard, participant_id: str, transport: GuardedTransport
 ) -> httpx.AsyncClient:
     """For calls to an agent of the configuration."""
-    return open_http(transport, standard_headers(agent, participant_id, extensions=card.active_extensions))
+    version = card.interface.version
+    headers = standard_headers(agent, participant_id, extensions=card.active_extensions, version=version)
+    return open_http(transport, headers)
 
 
 def open_http(transport: GuardedTransport, headers: Mapping[str, str]) -> httpx.AsyncClient:

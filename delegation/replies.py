@@ -26,7 +26,10 @@ from delegation.errors import (
     CallAmbiguous,
     MethodNotOffered,
     PushNotAccepted,
+    VersionNotSpoken,
 )
+from delegation.version_0_3 import VERSION as VERSION_0_3
+from delegation.version_0_3 import error_code, to_1_0
 
 JSONRPC = "JSONRPC"
 HTTP_JSON = "HTTP+JSON"
@@ -40,13 +43,14 @@ REFUSALS: Mapping[int, type[AgentRefused]] = {
     -32005: AgentRefused,
     -32007: AgentRefused,
     -32008: AgentRefused,
-    -32009: AgentRefused,
+    -32009: VersionNotSpoken,
     -32600: AgentRefused,
     -32601: MethodNotOffered,
     -32602: AgentRefused,
     -32700: AgentRefused,
 }
 INVALID_PARAMS = -32602
+VERSION_NOT_SUPPORTED = -32009
 #: Codes of an agent that broke at work: InvalidAgentResponse and InternalError.
 OPEN_ENDED = (-32006, -32603)
 
@@ -83,6 +87,7 @@ class Question:
     names_task: bool = False  #: about one task: an HTTP+JSON 404 is then about the task
     had_push_config: bool = False
     secrets: tuple[str, ...] = field(default=(), repr=False)  #: never repeated in a detail
+    version: str = "1.0"  #: of A2A: what comes in 0.3 is read as 1.0
 
 
 def read_reply(question: Question, status: int, headers: Mapping[str, str], body: bytes) -> Any:
@@ -95,8 +100,8 @@ def read_reply(question: Question, status: int, headers: Mapping[str, str], body
     if status == 401:
         raise _refused_credentials(question, status, headers)
     if 200 <= status < 300:
-        return _read_result(question, body)
-    error = _read_error_of_status(question, body)
+        return _as_1_0(question, _read_result(question, body))
+    error = _read_error_of_status(question, status, body)
     if error is not None:
         raise error
     raise explain_status(question, status, headers)
@@ -105,11 +110,11 @@ def read_reply(question: Question, status: int, headers: Mapping[str, str], body
 def read_event_result(question: Question, payload: bytes) -> Any:
     """The result in one event of a stream, where errors of both bindings come in the body. Raises as `read_reply`."""
     if question.binding == JSONRPC:
-        return _read_result(question, payload)
+        return _as_1_0(question, _read_result(question, payload))
     answer = load_json(payload)
     if isinstance(answer, dict) and isinstance(answer.get("error"), dict):
         raise read_error_event(question, payload)
-    return answer
+    return _as_1_0(question, answer)
 
 
 def read_error_event(question: Question, payload: bytes) -> AgentError:
@@ -167,6 +172,10 @@ def _read_http_date(value: str) -> datetime | None:
     return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
+def _as_1_0(question: Question, result: Any) -> Any:
+    return to_1_0(result, is_protobuf=question.binding != JSONRPC) if question.version == VERSION_0_3 else result
+
+
 def _read_result(question: Question, body: bytes) -> Any:
     if question.binding == HTTP_JSON:
         return load_json(body) if body.strip() else {}
@@ -180,12 +189,14 @@ def _read_result(question: Question, body: bytes) -> Any:
         raise _read_rpc_error(question, answer) or CallAmbiguous(f"{question.method}: the error is not readable")
     if answer.get("id") != question.request_id:
         raise CallAmbiguous(f"{question.method}: the answer's id is not the request's")
+    if "result" not in answer and question.version == VERSION_0_3:
+        return None  # so a2a-sdk 0.3 writes null, which is what a removal answers
     if "result" not in answer:
         raise CallAmbiguous(f"{question.method}: the answer has neither a result nor an error")
     return answer["result"]
 
 
-def _read_error_of_status(question: Question, body: bytes) -> AgentError | None:
+def _read_error_of_status(question: Question, status: int, body: bytes) -> AgentError | None:
     """The agent's own error in the body of an HTTP error; None when a proxy wrote it, or nobody."""
     try:
         answer = load_json(body)
@@ -196,6 +207,9 @@ def _read_error_of_status(question: Question, body: bytes) -> AgentError | None:
     if question.binding == JSONRPC:
         error = _read_rpc_error(question, answer)
         return error if error is not None and error.a2a_code in (*REFUSALS, *OPEN_ENDED) else None
+    if question.version == VERSION_0_3:
+        code = error_code(status, answer, names_task=question.names_task)
+        return None if code is None else _error_for(question, code, answer["message"])
     return _read_http_json_error(question, answer)
 
 
@@ -232,6 +246,8 @@ def _reasons(details: object) -> list[str]:
 def _error_for(question: Question, code: int, message: object) -> AgentError:
     said = one_line(message, secrets=question.secrets)
     detail = f"{question.method}: error {code}" + (f": {said}" if said else "")
+    if code == VERSION_NOT_SUPPORTED:
+        detail = f"version_unsupported: {detail}"
     if code == INVALID_PARAMS and question.had_push_config:
         return PushNotAccepted(detail, code)
     return REFUSALS.get(code, CallAmbiguous)(detail, code)

@@ -211,6 +211,7 @@ class AgentSettings(_Section):
     origins: tuple[Origin, ...] = ()
     allow_http: bool = False
     on_ambiguous_send: Literal["reconcile", "resend"] = "reconcile"
+    protocol: Literal["1.0", "0.3"] = "1.0"
 
     @property
     def headers(self) -> dict[str, str]:

@@ -20,6 +20,7 @@ from delegation.errors import (
     MethodNotOffered,
     PushNotAccepted,
     UnsupportedExtensionError,
+    VersionNotSpoken,
 )
 from delegation.failpoints import failpoint
 from delegation.state import Cause, Change, Delegation, HistoryEntry, Phase, Reason, Watch
@@ -39,6 +40,7 @@ class _Sending:
     delegation: Delegation
     push: PushConfig | None
     streams: bool
+    older_interface: str = ""
     story: list[HistoryEntry] = field(default_factory=list)
 
     def leave_out_push(self, refusal: AgentRefused) -> bool:
@@ -57,6 +59,15 @@ class _Sending:
             return False
         self.streams = False
         self._tell(f"streaming refused, so SendMessage: {refusal.detail}")
+        return True
+
+    def leave_out_1_0(self, refusal: AgentRefused) -> bool:
+        """0.3 from now on, for the delegation's life; False when that is not allowed, not offered, or refused too."""
+        if not self.older_interface:
+            return False
+        progress = replace(self.delegation.progress, interface=self.older_interface)
+        self.delegation, self.older_interface = replace(self.delegation, progress=progress), ""
+        self._tell(f"A2A 1.0 refused, so 0.3: {refusal.detail}")
         return True
 
     def _tell(self, text: str) -> None:
@@ -113,7 +124,9 @@ class Starting(Steps):
             return None
         failpoint("send.after_intent")
         push = PushConfig(id=delegation.push_config_id, url=self._push_url(delegation), token=token) if pushes else None
-        sending = _Sending(delegation=delegation, push=push, streams=card.can_stream)
+        sending = _Sending(
+            delegation=delegation, push=push, streams=card.can_stream, older_interface=card.older_interface_key
+        )
         try:
             answer = self._deliver(loaded, agent, self._message(delegation, card), sending)
         except AgentError as error:
@@ -132,7 +145,7 @@ class Starting(Steps):
     def _deliver(
         self, loaded: Loaded, agent: AgentCalls, message: OutgoingMessage, sending: _Sending
     ) -> AgentTask | AgentMessage:
-        """At most three times the same message: what the agent refuses is left out, and then nothing was started."""
+        """At most four times the same message: what the agent refuses is left out, and then nothing was started."""
         while True:
             send = agent.start_task if sending.streams else agent.send_message
             try:
@@ -143,6 +156,10 @@ class Starting(Steps):
             except MethodNotOffered as refusal:
                 if not sending.leave_out_stream(refusal):
                     raise
+            except VersionNotSpoken as refusal:
+                if not sending.leave_out_1_0(refusal):
+                    raise
+                agent = self._client(sending.delegation)
 
     def _send_failed(
         self, loaded: Loaded, before: Delegation, delegation: Delegation, error: AgentError

@@ -32,6 +32,7 @@ from delegation.replies import read_reply
 from delegation.state import Delegation, Phase
 from delegation.store import Loaded
 from delegation.store_follows import FollowAnswer, FollowEvent
+from delegation.version_0_3 import VERSION as VERSION_0_3
 from workers.follow_agents import Subscriber
 from workers.follow_connection import Answer, Connections, Silence
 from workers.follow_news import Heard, News, begin_hearing, hear, hear_unreadable
@@ -206,6 +207,8 @@ class Reading:
             self._opened_at = time.monotonic()
             self._around.stream_changed(+1)
             self._outbox.put(FollowEvent.SUBSCRIBED, Fact(age_s=self._age_s))
+            if plan.request.question.version == VERSION_0_3:  # tasks/resubscribe does not begin with the task
+                self._outbox.put(FollowEvent.HEARD)
             try:
                 await self._read(plan, answer, agent_task_id)
             finally:
@@ -226,6 +229,8 @@ class Reading:
     async def _read_error(self, plan: Plan, answer: Answer) -> None:
         """Raises what the answer means."""
         if answer.status in _NO_SUCH_CALL:
+            if plan.client.subscribe_otherwise():
+                raise CallAmbiguous(f"SubscribeToTask: HTTP {answer.status}; there is another way")
             raise MethodNotOffered(f"SubscribeToTask: HTTP {answer.status}")
         body = await answer.read(self._around.pace.answer_within_s)
         try:

@@ -1,4 +1,4 @@
-"""Other people's servers: a2a-sdk, the JavaScript SDK, fasta2a, each through every turn a delegation can take.
+"""Other people's servers: a2a-sdk (its last of A2A 0.3 too), the JavaScript SDK, fasta2a, each through every turn.
 
 What the agents do is told in ``tests/peers``; what they were asked is read from their own logs. A peer whose packages
 cannot be had is skipped with the reason. In CI that is a failure, but for the JavaScript peers where there is no Node.
@@ -21,12 +21,14 @@ from tests.peers.stage import made_parts
 from tests.support.cases import Bench, bench, ended, record_of, wait_for_record
 from tests.support.child import wait_until
 from tests.support.clients import SdkAgent
-from tests.support.peers import Call, NotInstalled, Peer, fasta2a_peer, js_peer, sdk_peer
+from tests.support.peers import Call, NotInstalled, Peer, fasta2a_peer, js_peer, sdk_03_peer, sdk_peer
 from workers import DelegationHandle
 
 #: The two SDKs serve both bindings; which is spoken is the first on the card.
 SDKS = ("sdk", "sdk-rest", "js", "js-rest")
-PEERS = (*SDKS, "fasta2a")
+PEERS = (*SDKS, "fasta2a", "sdk03")
+#: Spoken to in A2A 0.3, where all but this is the same.
+OLD = ("sdk03", "sdk03-rest")
 WATCHES = ("push", "follow", "poll")
 #: fasta2a's card offers no pushes.
 HEARD = [(name, watch) for name in PEERS for watch in WATCHES if (name, watch) != ("fasta2a", "push")]
@@ -48,13 +50,16 @@ class World:
         self.bench: Bench
 
     def start(self, ends: ExitStack) -> None:
-        for name in (*PEERS, "fasta2a-plain"):
+        for name in (*PEERS, "fasta2a-plain", "sdk03-rest"):
             try:
                 self.peers[name] = ends.enter_context(make_peer(self.directory, name).start())
             except NotInstalled as reason:
                 self.absent[name] = str(reason)
         urls = {f"{name}-{watch}": peer.url for name, peer in self.peers.items() for watch in WATCHES}
-        settings = {agent: {"updates": agent.rpartition("-")[2], "follow_interval": INTERVAL_S} for agent in urls}
+        settings = {
+            agent: {"updates": agent.rpartition("-")[2], "follow_interval": INTERVAL_S, "protocol": protocol_of(agent)}
+            for agent in urls
+        }
         self.bench = ends.enter_context(
             bench(self.directory, {}, urls=urls, agent_settings=settings, timing=TIMING, follower=True)
         )
@@ -68,7 +73,12 @@ class World:
 def make_peer(directory: Path, name: str) -> Peer:
     kind, _, manner = name.partition("-")
     flags = {"rest": ["--rest-first"], "plain": ["--forgetful"]}.get(manner, [])
-    return {"sdk": sdk_peer, "js": js_peer, "fasta2a": fasta2a_peer}[kind](directory, name, *flags)
+    makers = {"sdk": sdk_peer, "js": js_peer, "fasta2a": fasta2a_peer, "sdk03": sdk_03_peer}
+    return makers[kind](directory, name, *flags)
+
+
+def protocol_of(name: str) -> str:
+    return "0.3" if name.startswith(OLD) else "1.0"
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +133,8 @@ def peer(world: World, name: str) -> Iterator[Peer]:
     yield found
     found.wait_until_quiet()
     for call in found.calls():
-        assert (call.headers["a2a-version"], call.headers["x-participant-id"]) == ("1.0", "delegation")
+        spoken = "1.0" if call.method.startswith("GET /.well-known") else protocol_of(name)
+        assert (call.headers["a2a-version"], call.headers["x-participant-id"]) == (spoken, "delegation")
 
 
 @pytest.mark.parametrize("name", SDKS)
@@ -132,7 +143,7 @@ def test_a_message_is_an_outcome(world: World, peer: Peer) -> None:
     talk = Talk(world, peer, "say Sunny", "poll")
     outcome = ended(talk.handle)
     assert (outcome["state"], outcome["text"], outcome["agent_task_id"]) == ("COMPLETED", "Sunny", None)
-    assert [call.method for call in peer.sends(talk.id)] == ["SendStreamingMessage"]
+    assert [call.name for call in peer.sends(talk.id)] == ["SendStreamingMessage"]
 
 
 @pytest.mark.parametrize("name", PEERS)
@@ -153,7 +164,10 @@ def test_the_end_of_a_task_is_heard(world: World, peer: Peer, watch: str) -> Non
     assert (outcome["state"], outcome["text"]) == ("COMPLETED", "Rome")
     assert talk.told("COMPLETED") == [watch]
     (artifact,) = talk.handle.artifacts()
-    assert (artifact["name"], artifact["parts"]) == ("report", made_parts("Rome"))
+    parts = made_parts("Rome")
+    if peer.name in OLD:
+        del parts[1]["mediaType"]  # 0.3 has none for data
+    assert (artifact["name"], artifact["parts"]) == ("report", parts)
     assert len(peer.sends(talk.id)) == 1
 
 
@@ -166,7 +180,7 @@ def test_a_start_is_heard_by_stream_and_left_when_the_work_begins(world: World, 
     (send,) = wait_until(lambda: [call for call in peer.sends(talk.id) if call.ended], what="end of the stream")
     talk.let_go_on()
 
-    assert (send.method, send.stream, send.ended) == ("SendStreamingMessage", True, "client")
+    assert (send.name, send.stream, send.ended) == ("SendStreamingMessage", True, "client")
     assert send.message["messageId"] == f"{talk.id}:goal"
     assert send.path.startswith("/rest") == peer.name.endswith("-rest")
     assert ended(talk.handle)["state"] == "COMPLETED"
@@ -204,7 +218,7 @@ def test_two_questions_get_their_answers(world: World, peer: Peer, watch: str) -
 
     assert (outcome["state"], outcome["text"]) == ("COMPLETED", "May and 2027")
     goal, *replies = peer.sends(talk.id)
-    assert [call.method for call in replies] == ["SendMessage", "SendMessage"]
+    assert [call.name for call in replies] == ["SendMessage", "SendMessage"]
     assert [call.message["messageId"] for call in (goal, *replies)] == [
         f"{talk.id}:goal",
         f"{talk.id}:reply:1",
@@ -268,11 +282,44 @@ def test_a_question_is_followed_as_the_server_has_it(world: World, peer: Peer, e
 # ------------------------------------------------------------ what is special to one of them
 
 
+@pytest.mark.parametrize("name", ["sdk03"])
+def test_a_push_config_in_0_3s_shape_is_taken_back(world: World, peer: Peer) -> None:
+    """Token and credentials in `pushNotificationConfig`; a push is a bare task; the answer to the removal is empty. It
+    is sent without a stream: this server pushes nothing more once its stream was left."""
+    talk = Talk(world, peer, "hold; make Rome", "push")
+    talk.let_go_on()
+
+    assert ended(talk.handle)["state"] == "COMPLETED"
+
+    (send,) = peer.sends(talk.id)
+    assert send.name == "SendMessage"
+    config = send.params["configuration"]["pushNotificationConfig"]
+    assert config["authentication"] == {"schemes": ["Bearer"], "credentials": config["token"]}
+    wait_for_record(talk.handle, lambda d: d.timers.cleanup_at is None, what="clean-up")
+    assert len(peer.about(talk.task_id, "DeleteTaskPushNotificationConfig")) == 1
+
+
+@pytest.mark.parametrize("name", ["sdk03-rest"])
+@pytest.mark.parametrize("watch", ["push", "follow"])
+def test_http_json_of_0_3_is_spoken_as_well(world: World, peer: Peer, watch: str) -> None:
+    """A question and its answer below /v1. This server is subscribed to by GET, which is found out once."""
+    talk = Talk(world, peer, "hold; ask Which month?; make Rome", watch)
+    talk.let_go_on()
+    assert talk.wait_for_question(1)["text"] == "Which month?"
+    talk.handle.reply("May")
+
+    assert ended(talk.handle)["text"] == "Rome\nMay"
+    assert {call.path.startswith("/rest/v1/") for call in peer.about(talk.task_id)} == {True}
+    assert talk.told("INPUT_REQUIRED")[0] == watch
+
+
 def test_a_send_that_a_crash_cut_off_is_found_again(world: World, tmp_path: Path) -> None:
     """Each worker dies by kill -9 with the answer in its hand. Both SDKs list the task, and nothing is sent twice;
-    fasta2a lists none (-32004), so nobody can know: send.outcome_unknown, and nothing is sent twice either."""
+    fasta2a lists none (-32004) and A2A 0.3 has no lists, so nobody can know: send.outcome_unknown, and nothing is sent
+    twice either."""
+    silent = ("fasta2a", *OLD)
     names = [name for name in PEERS if name in world.peers]
-    settings = {name: {"updates": "poll"} for name in names}
+    settings = {name: {"updates": "poll", "protocol": protocol_of(name)} for name in names}
     urls = {name: world.peers[name].url for name in names}
     with bench(tmp_path, {}, urls=urls, agent_settings=settings, workers=0, web=False, concurrency=1) as it:
         handles = {name: it.run(name, goal="make Rome") for name in names}
@@ -283,8 +330,8 @@ def test_a_send_that_a_crash_cut_off_is_found_again(world: World, tmp_path: Path
         outcomes = {name: ended(handle, 60) for name, handle in handles.items()}
 
     reasons = {name: outcome["reason"] for name, outcome in outcomes.items()}
-    assert reasons == {name: "send.outcome_unknown" if name == "fasta2a" else None for name in names}
-    texts = {outcome["text"] for name, outcome in outcomes.items() if name != "fasta2a"}
+    assert reasons == {name: "send.outcome_unknown" if name in silent else None for name in names}
+    texts = {outcome["text"] for name, outcome in outcomes.items() if name not in silent}
     assert texts == {"Rome"}
     assert {name: len(world.peers[name].sends(handle.id)) for name, handle in handles.items()} == dict.fromkeys(
         names, 1

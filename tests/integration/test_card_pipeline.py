@@ -541,6 +541,22 @@ def test_an_extended_card_takes_the_place_of_the_base_card(
     assert make_roster(agent.url, auth=auth).card("helper").name == "Helper"
 
 
+def test_an_extended_card_of_0_3_is_asked_for_by_its_old_name(
+    agent: CardAgent, make_roster: Callable[..., Roster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`supportsAuthenticatedExtendedCard` offers it; it is checked like any, and stays as it is."""
+    monkeypatch.setenv("HELPER_TOKEN", "t0k3n-of-the-helper")
+    plain = {"name": "Helper", "description": "helps", "version": "1.0", "protocolVersion": "0.3.0"}
+    agent.card = {**plain, "url": f"{agent.url}/old", "supportsAuthenticatedExtendedCard": True}
+    agent.extended = {**agent.card, "name": "Extended"}
+    auth = [{"type": "bearer", "token": "env:HELPER_TOKEN"}]
+
+    card = make_roster(agent.url, auth=auth, protocol="0.3").card("helper")
+
+    assert (card.name, card.interface.version) == ("Extended", "0.3")
+    assert [seen.rpc["method"] for seen in agent.server.seen if seen.body] == ["agent/getAuthenticatedExtendedCard"]
+
+
 def test_nobody_at_the_address_is_told_as_that(make_roster: Callable[..., Roster]) -> None:
     """Without a card accepted before there is nothing to serve."""
     with pytest.raises(AgentUnreachable):

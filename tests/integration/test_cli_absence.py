@@ -18,7 +18,7 @@ NEVER = '{"states": [["WORKING", 0]]}'
 ASKS = '{"states": [["INPUT_REQUIRED", 0, "Which month?"]]}'
 BACK = "the agent answers again"
 #: As often as it can be tried, and given up by nobody.
-TIMING = {"recheck_first": 0.2, "retry_after_max": 1, "unavailable_after": 600}
+TIMING = {"recheck_first": 0.2, "unavailable_after": 600}
 
 
 def waiting(deployment: Deployment, tmp_path: Path, *arguments: str) -> ChildProcess:

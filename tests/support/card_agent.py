@@ -47,7 +47,7 @@ class CardAgent:
 
     def _behave(self, request: Seen, connection: Any) -> bool:
         if request.line.startswith("POST"):
-            wants_card = request.rpc["method"] == "GetExtendedAgentCard"
+            wants_card = request.rpc["method"] in ("GetExtendedAgentCard", "agent/getAuthenticatedExtendedCard")
             task = {"id": "t1", "status": {"state": "TASK_STATE_WORKING"}}
             answer = {"jsonrpc": "2.0", "id": request.rpc["id"], "result": self.extended if wants_card else task}
             if wants_card and self.extended is None:

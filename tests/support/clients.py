@@ -47,6 +47,7 @@ def client_of(
     stream_start_s: float = 10.0,
     can_stream: bool = False,
     tenant: str = "",
+    version: str = "1.0",
     extensions: tuple[str, ...] = (),
     **settings: Any,
 ) -> tuple[AgentClient, GuardedTransport]:
@@ -56,7 +57,7 @@ def client_of(
         name="raw",
         description="raw",
         version="1",
-        interface=Interface(url=f"{url}/rpc", binding=binding, protocol_version="1.0", tenant=tenant),
+        interface=Interface(url=f"{url}/rpc", binding=binding, protocol_version=version, tenant=tenant),
         can_push=True,
         can_stream=can_stream,
         extensions=tuple(Extension(uri=uri, required=False) for uri in extensions),

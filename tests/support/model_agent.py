@@ -62,6 +62,7 @@ class ModelAgent:
     can_stream: bool = False
     active_extensions: tuple[str, ...] = ()
     interface_key: str = ""
+    older_interface_key: str = ""
     updates: str = "poll"
     on_ambiguous_send: str = "reconcile"
 

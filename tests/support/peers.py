@@ -36,6 +36,15 @@ _PATHS = (
     (r"(GET|POST) /tasks/[^/]+:subscribe", "SubscribeToTask"),
     (r"DELETE /tasks/[^/]+/pushNotificationConfigs/[^/]+", "DeleteTaskPushNotificationConfig"),
 )
+#: What A2A 0.3 called them.
+_OLD_NAMES = {
+    "message/send": "SendMessage",
+    "message/stream": "SendStreamingMessage",
+    "tasks/get": "GetTask",
+    "tasks/cancel": "CancelTask",
+    "tasks/resubscribe": "SubscribeToTask",
+    "tasks/pushNotificationConfig/delete": "DeleteTaskPushNotificationConfig",
+}
 
 
 _failed: dict[str, str] = {}
@@ -49,7 +58,7 @@ class NotInstalled(Exception):
 class Call:
     """One request that a peer got."""
 
-    method: str  #: A2A's name, or "GET /path"
+    method: str  #: as it was called, or "GET /path"
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
@@ -58,9 +67,14 @@ class Call:
     ended: str | None  #: who ended the answer: "agent", "client"; None while it lasts
 
     @property
+    def name(self) -> str:
+        """A2A 1.0's name of the method."""
+        return _OLD_NAMES.get(self.method, self.method)
+
+    @property
     def message(self) -> dict[str, Any]:
         """What a send brought."""
-        found: dict[str, Any] = self.params.get("message", {})
+        found: dict[str, Any] = self.params.get("message") or _with_1_0s_names(self.params.get("request", {}))
         return found
 
     @property
@@ -104,12 +118,13 @@ class Peer(ChildProcess):
 
     def sends(self, context_id: str) -> list[Call]:
         """The messages of one delegation."""
-        sent = self.calls("SendMessage", "SendStreamingMessage")
+        sent = [call for call in self.calls() if call.name in ("SendMessage", "SendStreamingMessage")]
         return [call for call in sent if call.message["contextId"] == context_id]
 
     def about(self, task_id: AgentTaskId | str, *methods: str) -> list[Call]:
         """Its requests about one task."""
-        return [call for call in self.calls(*methods) if call.task_id == task_id]
+        about = [call for call in self.calls() if call.task_id == task_id]
+        return [call for call in about if not methods or call.name in methods]
 
     def wait_until_quiet(self, timeout_s: float = 15.0) -> None:
         """Until no stream is open."""
@@ -132,6 +147,12 @@ def fasta2a_peer(directory: Path, name: str = "fasta2a", *flags: str) -> Peer:
     """On fasta2a. Raises NotInstalled."""
     python = install_python("fasta2a") / "bin" / "python"
     return Peer(name, [str(python), "-m", "tests.peers.fasta2a_agent", *flags], log=directory / f"{name}.log")
+
+
+def sdk_03_peer(directory: Path, name: str = "sdk03", *flags: str) -> Peer:
+    """On the last a2a-sdk that speaks A2A 0.3 alone. Raises NotInstalled."""
+    python = install_python("a2a03") / "bin" / "python"
+    return Peer(name, [str(python), "-m", "tests.peers.sdk_03_agent", *flags], log=directory / f"{name}.log")
 
 
 def toolnexus_peer(directory: Path, name: str = "toolnexus") -> Peer:
@@ -249,5 +270,11 @@ def _read_call(entry: dict[str, Any]) -> Call:
 
 
 def _method_of(verb: str, path: str) -> str:
-    line = f"{verb} {path.removeprefix('/rest')}"
+    line = f"{verb} {path.removeprefix('/rest').removeprefix('/v1')}"
     return next((name for pattern, name in _PATHS if re.fullmatch(pattern, line)), line)
+
+
+def _with_1_0s_names(message: dict[str, Any]) -> dict[str, Any]:
+    """As HTTP+JSON's messages of 0.3 come from the SDK: in protobuf's names."""
+    names = {"message_id": "messageId", "context_id": "contextId", "task_id": "taskId", "content": "parts"}
+    return {names.get(name, name): value for name, value in message.items()}

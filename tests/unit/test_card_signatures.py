@@ -92,6 +92,47 @@ def test_members_that_were_added_after_signing_are_no_part_of_the_card() -> None
     assert verify_card(card, keys(jwk(EC_KEY))) == {**known, "signatures": [signature]}
 
 
+OLD_CARD: dict[str, Any] = {
+    "name": "Old",
+    "description": "d",
+    "version": "1",
+    "protocolVersion": "0.3.0",
+    "preferredTransport": "JSONRPC",
+    "url": "https://a.example/rpc",
+    "capabilities": {"streaming": True},
+    "skills": [],
+}
+
+
+def sign_old() -> dict[str, Any]:
+    """As a2a-sdk 0.3 does it: without defaults and empty values."""
+    unsaid = ("protocolVersion", "preferredTransport", "skills")
+    return sign(rfc8785.dumps({name: value for name, value in OLD_CARD.items() if name not in unsaid}), EC_KEY)
+
+
+def test_a_card_of_0_3_verifies_without_what_goes_without_saying() -> None:
+    """Version and transport are defaults there; the served card counts."""
+    card = {**OLD_CARD, "signatures": [sign_old()]}
+    assert verify_card(card, keys(jwk(EC_KEY))) == card
+    assert verify_card(signed(OLD_CARD), keys(jwk(EC_KEY)))["url"] == OLD_CARD["url"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"preferredTransport": "HTTP+JSON"},
+        {"protocolVersion": "0.3.1"},
+        {"url": "https://evil.example/rpc"},
+        {"additionalInterfaces": [{"url": "https://evil.example/rpc", "transport": "JSONRPC"}]},
+        {"supportedInterfaces": [{"url": "https://evil.example/", "protocolBinding": "JSONRPC"}]},
+    ],
+)
+def test_a_changed_card_of_0_3_does_not_verify(change: dict[str, Any]) -> None:
+    """A member that is not at its default is part of what must be signed."""
+    card = {**OLD_CARD, **change, "signatures": [sign_old()]}
+    assert refusal(card, keys(jwk(EC_KEY))).startswith("card_signature_invalid: signatures[0]")
+
+
 @pytest.mark.parametrize(
     "change",
     [

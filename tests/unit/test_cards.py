@@ -113,12 +113,21 @@ def test_versions_of_1_0_are_spoken(version: str) -> None:
     assert check_card(settings(), raw).interface.protocol_version == version
 
 
-@pytest.mark.parametrize("version", ["0.3", "0.3.0", "0.30", "1.10", "2.0", "10.0", "v1.0", "1", "", None, 1.0])
-def test_other_versions_are_not_spoken(version: object) -> None:
-    """Case C097: neither compared as text nor as numbers, and no silent fallback to 0.3."""
-    error = refused(card(supportedInterfaces=[interface(version=version)]))
+@pytest.mark.parametrize("protocol", ["1.0", "0.3"])
+@pytest.mark.parametrize("version", ["0.30", "0.4", "1.10", "2.0", "10.0", "v1.0", "1", "", None, 1.0, 0.3])
+def test_c097_other_versions_are_not_spoken(version: object, protocol: str) -> None:
+    """Case C097: neither compared as text nor as numbers, with 0.3 allowed or not."""
+    error = refused(card(supportedInterfaces=[interface(version=version)]), settings(protocol=protocol))
     assert type(error) is AgentRefused
     assert error.detail.startswith("no_supported_interface: the card offers JSONRPC")
+
+
+@pytest.mark.parametrize("version", ["0.3", "0.3.0", "0.3.7"])
+def test_c097_versions_of_0_3_are_spoken_where_the_settings_allow_it(version: str) -> None:
+    """Case C097: the patch number does not matter. Else no silent fallback, and the cure in the reason."""
+    raw = card(supportedInterfaces=[interface(version=version)])
+    assert check_card(settings(protocol="0.3"), raw).interface.version == "0.3"
+    assert refused(raw).detail == f'version_unsupported: {version}; protocol = "0.3" in its [[agents]] block allows it'
 
 
 def test_the_first_interface_we_speak_is_chosen() -> None:

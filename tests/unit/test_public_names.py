@@ -56,6 +56,7 @@ CODES = {
     "AgentTaskNotCancelable": "agent_task.not_cancelable",
     "PushNotAccepted": "push.not_accepted",
     "MethodNotOffered": "agent.method_not_offered",
+    "VersionNotSpoken": "agent.version_unsupported",
     "CallAmbiguous": "agent.protocol",
     "AnswerTooLarge": "response.too_large",
     "UnsupportedExtensionError": "a2a.unsupported_extension",

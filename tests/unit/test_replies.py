@@ -17,6 +17,7 @@ from delegation.errors import (
     CallAmbiguous,
     MethodNotOffered,
     PushNotAccepted,
+    VersionNotSpoken,
 )
 from delegation.replies import (
     HTTP_JSON,
@@ -60,7 +61,7 @@ KNOWN = [
     (-32005, "CONTENT_TYPE_NOT_SUPPORTED", AgentRefused),
     (-32006, "INVALID_AGENT_RESPONSE", CallAmbiguous),
     (-32008, "EXTENSION_SUPPORT_REQUIRED", AgentRefused),
-    (-32009, "VERSION_NOT_SUPPORTED", AgentRefused),
+    (-32009, "VERSION_NOT_SUPPORTED", VersionNotSpoken),
     (-32600, "INVALID_REQUEST", AgentRefused),
     (-32601, "METHOD_NOT_FOUND", MethodNotOffered),
     (-32602, "INVALID_PARAMS", AgentRefused),

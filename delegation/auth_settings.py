@@ -96,6 +96,8 @@ Credential = Annotated[
     ApiKeyCredential | BearerCredential | BasicCredential | OAuth2Credential | OpenIdCredential | MutualTlsCredential,
     Field(discriminator="type"),
 ]
+#: What ``type`` may be.
+CREDENTIAL_TYPES = ("api_key", "bearer", "basic", "oauth2", "oidc", "mtls")
 
 
 def problems_of(key: str, credentials: tuple[Credential, ...], *, allow_http: bool) -> Iterator[tuple[str, str]]:

@@ -288,7 +288,7 @@ def _checked(agent: AgentSettings, verdict: Verdict, until: float, checked: Chec
         outcome = checked if checked is not None and not verdict.kind else verdict.read(agent)
     except AgentError as error:
         outcome = error.with_traceback(None)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  see unforeseen
         outcome = unforeseen(agent, error)
     return Kept(verdict=verdict, outcome=outcome, until=until)
 

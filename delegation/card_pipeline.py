@@ -152,7 +152,7 @@ class CardPipeline:
             return self._failed(run, AgentRefused("card_invalid: it is nested too deeply"))
         except AgentError as error:
             return self._failed(run, error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  see unforeseen
             return self._failed(run, unforeseen(agent, error))
 
     def judged(self, agent: AgentSettings) -> str:
@@ -166,7 +166,7 @@ class CardPipeline:
             checked, signed = self._verified(run, card)
         except AgentError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  see unforeseen
             raise unforeseen(agent, error) from None
         return Verdict(url=agent.url, trust=trust_of(agent), card=checked.raw, signed=signed)
 

@@ -95,8 +95,12 @@ def _check_specifier(value: str) -> str:
     return value
 
 
+def is_agent_id(value: str) -> bool:
+    return bool(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value))
+
+
 def _check_agent_id(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
+    if not is_agent_id(value):
         raise refused("must be 1 to 64 letters, digits, dots, underscores or hyphens, the first a letter or digit")
     if value.lower() == "self":
         raise refused("must not be 'self', which means the caller")

@@ -160,7 +160,7 @@ class Roster:
             card = self._cards.under_way(agent)
         except StoreUnavailable:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  see unforeseen
             card = unforeseen(agent, error)
         return listed(agent, card) if isinstance(card, CheckedCard) else None
 
@@ -181,7 +181,7 @@ class Roster:
             raise
         except DelegationError as error:
             row |= {"reason": row["reason"] or reason_of(error)}
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  see unforeseen
             row |= {"reason": row["reason"] or reason_of(unforeseen(agent, error))}
         return row
 

@@ -7,16 +7,14 @@ An empty variable counts as unset. `delegation.example.toml` lists every key wit
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError, model_validator
-from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -42,6 +40,7 @@ from delegation.config_values import (
     ShownText,
     Specifier,
     WebUrl,
+    is_agent_id,
     is_open_http,
     is_open_redis,
     is_unverified_redis,
@@ -49,25 +48,24 @@ from delegation.config_values import (
 )
 from delegation.errors import ConfigurationError, UnknownAgent
 from delegation.redaction import conceal, conceal_url, is_secret_name
+from delegation.settings_errors import ENV_PREFIX, describe, describe_unreadable_variable, one_line
 
-ENV_PREFIX = "DELEGATION_"
 CONFIG_VARIABLE = "DELEGATION_CONFIG"
 DEFAULT_FILE = Path("delegation.toml")
-MOST_ERRORS_SHOWN = 5
 
 
 def load_settings(path: Path | None = None) -> Settings:
     """The settings from `path`, else the file named in DELEGATION_CONFIG, else ./delegation.toml if it exists.
 
-    Raises ConfigurationError, one line that begins with the dotted key (`agents.1.url: …`).
+    Raises ConfigurationError, one line that begins with the dotted key (`agents.1.url: … (agent flights)`).
     """
     token = _config_file.set(_find_file(path))
     try:
         settings = Settings()
     except ValidationError as error:
-        raise ConfigurationError(_describe(error)) from None
+        raise ConfigurationError(describe(error, _agent_ids.get())) from None
     except SettingsError as error:
-        raise ConfigurationError(_describe_unreadable_variable(error)) from None
+        raise ConfigurationError(describe_unreadable_variable(error)) from None
     finally:
         _config_file.reset(token)
     _refuse_unknown_variables()
@@ -269,6 +267,15 @@ class Settings(BaseSettings):
                 return agent
         raise UnknownAgent(agent_id, [agent.id for agent in self.agents])
 
+    @model_validator(mode="before")
+    @classmethod
+    def _note_ids(cls, values: Any) -> Any:
+        """So that what is said of agents.1 can name it, whatever is wrong with it."""
+        agents = values.get("agents") if isinstance(values, dict) else None
+        ids = [each.get("id") if isinstance(each, dict) else None for each in agents or ()]
+        _agent_ids.set(tuple(each if isinstance(each, str) and is_agent_id(each) else "" for each in ids))
+        return values
+
     @model_validator(mode="after")
     def _check_whole(self) -> Self:
         if problems := [*self._repeated_ids(), *([] if self.allow_insecure else self._open_addresses())]:
@@ -312,6 +319,8 @@ class Settings(BaseSettings):
 
 # pydantic-settings offers no argument for the file of one single load; only load_settings sets this.
 _config_file: ContextVar[Path | None] = ContextVar("_config_file", default=None)
+#: Of the agents of the settings that were read last, in their order; empty where there is none that can be one.
+_agent_ids: ContextVar[tuple[str, ...]] = ContextVar("_agent_ids", default=())
 
 
 def _conceal_secrets(settings: Settings) -> None:
@@ -324,7 +333,7 @@ def _conceal_secrets(settings: Settings) -> None:
                 conceal(value, for_good=True)
 
 
-# --- The file, and what to say when something is wrong ----------------------------------------------------------------
+# --- The file ----------------------------------------------------------------
 
 
 def _find_file(path: Path | None) -> Path | None:
@@ -334,7 +343,7 @@ def _find_file(path: Path | None) -> Path | None:
     wanted = path if path is not None else Path(str(named)).expanduser()
     if not wanted.is_file():
         source = "" if path is not None else f"{CONFIG_VARIABLE}: "
-        raise ConfigurationError(_one_line(f"{source}{wanted}: no such file"))
+        raise ConfigurationError(one_line(f"{source}{wanted}: no such file"))
     return wanted
 
 
@@ -343,33 +352,9 @@ def _read_file(settings_cls: type[BaseSettings], path: Path) -> TomlConfigSettin
         return TomlConfigSettingsSource(settings_cls, toml_file=path)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         where = error if isinstance(error, tomllib.TOMLDecodeError) else "not UTF-8"
-        raise ConfigurationError(f"{_one_line(str(path))}: not TOML: {_one_line(str(where))}") from None
+        raise ConfigurationError(f"{one_line(str(path))}: not TOML: {one_line(str(where))}") from None
     except OSError as error:
-        raise ConfigurationError(f"{_one_line(str(path))}: {error.strerror}") from None
-
-
-def _describe(error: ValidationError) -> str:
-    found = [text for detail in error.errors(include_url=False, include_input=False) for text in _describe_one(detail)]
-    more = f"; and {len(found) - MOST_ERRORS_SHOWN} more" if len(found) > MOST_ERRORS_SHOWN else ""
-    return "; ".join(found[:MOST_ERRORS_SHOWN]) + more
-
-
-def _describe_one(detail: ErrorDetails) -> Iterator[str]:
-    steps = [str(step) for step in detail["loc"] if step != "[key]"]
-    plain = {"extra_forbidden": "unknown key", "missing": "is missing"}.get(detail["type"])
-    reason = plain or re.sub(r"^(Input|String) should", "should", detail["msg"])
-    problems = detail["ctx"]["problems"] if detail["type"] == "refused" else [("", reason)]
-    for below, reason_below in problems:
-        key = ".".join([*steps, *([below] if below else [])])
-        variable = ENV_PREFIX + key.upper().replace(".", "__")
-        source = f" (set by {variable})" if os.environ.get(variable) else ""
-        yield _one_line(f"{key}: {reason_below}{source}")
-
-
-def _describe_unreadable_variable(error: SettingsError) -> str:
-    name = re.search(r'field "(\w+)"', str(error))
-    key = name[1] if name else "environment"
-    return f"{key}: {ENV_PREFIX}{key.upper()} is not JSON"
+        raise ConfigurationError(f"{one_line(str(path))}: {error.strerror}") from None
 
 
 def _refuse_unknown_variables() -> None:
@@ -377,8 +362,4 @@ def _refuse_unknown_variables() -> None:
     for name in sorted(os.environ):
         section, nested, rest = name.upper().removeprefix(ENV_PREFIX).lower().partition("__")
         if name.upper().startswith(ENV_PREFIX) and nested and section not in Settings.model_fields:
-            raise ConfigurationError(_one_line(f"{section}.{rest.replace('__', '.')}: unknown key (set by {name})"))
-
-
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+            raise ConfigurationError(one_line(f"{section}.{rest.replace('__', '.')}: unknown key (set by {name})"))

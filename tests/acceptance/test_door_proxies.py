@@ -157,6 +157,38 @@ def test_only_the_push_path_is_forwarded_and_nothing_redirects(site: Site) -> No
     assert set(statuses(doubled)) <= {202, 404}  # gunicorn reads two slashes as one
 
 
+def test_dot_segments_end_at_the_proxy(site: Site) -> None:
+    """P-12: plain or encoded, whatever they would lead to; dots that are none pass. Web hears of none of them."""
+    target = site.watching()
+    right = f"Authorization: Bearer {target.token}"
+    push = f"/a2a/push/{target.id}"
+    dotted = [
+        f"/a2a/push/{dots}{slash}{target.id}" for dots in ("..", ".", "%2e%2E", ".%2e", "%2e") for slash in ("/", "%2f")
+    ]
+    dotted += [
+        "/a2a/push/../../metrics",
+        "/a2a/push/%2e%2e/%2e%2e/metrics",
+        "/a2a/push/..%2f..%2fmetrics",
+        f"{push}/..",
+    ]
+    dotted += [
+        f"/healthz/..{push}",
+        f"/a2a/./push/{target.id}",
+        f"{push}%2f.",
+        f"{push}/..?x=1",
+        "/a2a/push/x%2F..%2Fy",
+    ]
+    before = site.served_by_web()
+    for path in dotted:
+        for method in ("POST", "GET"):
+            assert site.codes(request(path, [right], b"", method)) == [404], (method, path)
+    assert site.codes(request("/a2a/push/..a", [right])) == [404]
+    assert site.codes(request(f"{push}?next=/../x", [right])) == [202]
+    site.wait_until_web_logged("/a2a/push/..a", 1)
+    site.wait_until_web_logged(push, 1)
+    assert site.served_by_web() == before + 2
+
+
 def test_a_header_cannot_move_the_path(site: Site) -> None:
     """gunicorn would take SCRIPT_NAME from a proxy on its own machine, and with it a path of the client's choice."""
     for name in ("SCRIPT_NAME", "Script-Name", "PATH_INFO", "X-Forwarded-Prefix", "X-Original-URL", "X-Rewrite-URL"):

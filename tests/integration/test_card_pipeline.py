@@ -115,6 +115,18 @@ def test_only_a_well_formed_etag_is_repeated(
     assert all("if-none-match" not in seen.headers for seen in agent.gets())
 
 
+@pytest.mark.parametrize("date", ["Mon, 30 Nov 2026 12:00:00 GMT (\xe9)", "yesterday"])
+def test_only_a_date_that_can_be_a_header_is_repeated(
+    agent: CardAgent, make_roster: Callable[..., Roster], date: str, store: redis.Redis
+) -> None:
+    """Of a comment beyond ASCII no request can be made."""
+    agent.headers = {"Last-Modified": date}
+    for _ in range(2):
+        make_roster(agent.url).card("helper")
+        let_pass(store)
+    assert all("if-modified-since" not in seen.headers for seen in agent.gets())
+
+
 @pytest.mark.parametrize(("said", "seconds"), [("max-age=2", 2), ("no-store", 1), ("max-age=999999", 10)])
 def test_a_process_forgets_a_card_when_its_time_is_over(
     agent: CardAgent, make_roster: Callable[..., Roster], store: redis.Redis, said: str, seconds: int

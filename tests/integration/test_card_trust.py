@@ -354,3 +354,46 @@ def test_keys_are_fetched_on_a_connection_that_is_not_kept(agent: CardAgent, mak
             roster.card("helper")
         assert keys.wait_until_open(0, 30)
         assert roster._accesses["helper"].keys.connections == 0
+
+
+def test_a_paused_card_stays_so_though_the_accepted_one_is_lost(
+    agent: CardAgent, elsewhere: CardAgent, make_roster: Make, store: redis.Redis
+) -> None:
+    """Whoever was paused was accepted before: no card of it is the first one."""
+    make_roster().card("helper")
+    agent.card = agent.with_path("/rpc", origin=elsewhere.url)
+    let_pass(store)
+    with pytest.raises(AgentPaused, match="endpoint_moved"):
+        make_roster().card("helper")
+    store.delete("card:helper", "card:helper:accepted")
+    with pytest.raises(AgentPaused, match="accepted_unknown"):
+        make_roster().card("helper")
+    roster = make_roster()
+    assert roster.accept(roster.review("helper"))
+    assert roster.card("helper").interface.url == f"{elsewhere.url}/rpc"
+
+
+def test_an_extended_card_may_be_as_large_as_a_card(agent: CardAgent, make_roster: Make) -> None:
+    """`limits.card_bytes`, not `limits.answer_bytes`; else the base card counts."""
+    agent.card = agent.with_path("/rpc", **SECURED, **OFFER)
+    agent.extended = {**agent.card, "name": "Extended", "documentationUrl": "x" * (1 << 20)}
+    with capture_logs() as logs:
+        assert make_roster(auth=[BEARER]).card("helper").name == "Helper"
+    assert [each["code"] for each in events(logs, "card.extended_missing")] == ["response.too_large"]
+
+
+def test_scopes_that_grow_wait_for_an_operator(agent: CardAgent, make_roster: Make, store: redis.Redis) -> None:
+    """No token for them is asked for before."""
+    schemes = {"oauth": {"oauth2SecurityScheme": {"flows": {"clientCredentials": {"tokenUrl": "https://t.example"}}}}}
+    ours = {"type": "oauth2", "token_url": agent.url, "client_id": "us", "client_secret": "env:HELPER_KEY"}
+
+    def asks_for(*scopes: str) -> None:
+        requirements = [{"schemes": {"oauth": {"list": list(scopes)}}}]
+        agent.card = agent.with_path("/rpc", securitySchemes=schemes, securityRequirements=requirements)
+
+    asks_for("read")
+    make_roster(auth=[ours]).card("helper")
+    asks_for("read", "delete")
+    let_pass(store)
+    with pytest.raises(AgentPaused, match="scopes_grown: oauth2 is asked for with delete as well"):
+        make_roster(auth=[ours]).card("helper")

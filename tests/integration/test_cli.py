@@ -76,7 +76,7 @@ OUTCOME_NAMES = [
 ]
 AGENT_NAMES = [
     *("id", "name", "version", "accepted", "paused", "reason", "watch", "skills"),
-    *("auth", "signed", "fingerprint", "card_fetched_at"),
+    *("auth", "signed", "fingerprint", "card_fetched_at", "stale"),
 ]
 RFC_3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 ID = re.compile(r"[0-9a-f]{32}(\.\d+)?")

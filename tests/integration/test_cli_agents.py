@@ -98,3 +98,31 @@ def test_what_cannot_be_accepted_says_so(server: RawServer, deployment: Deployme
         said = deployment.command("agents", "accept", "helper")
         assert (said.returncode, said.stdout) == (1, "")
         assert code in said.stderr
+
+
+def test_a_card_that_is_old_is_not_told_as_if_it_were_new(server: RawServer, deployment: Deployment) -> None:
+    """It serves; the table, JSON and `doctor` say that it is stale, and why."""
+    serve(server, server.url)
+    deployment.command("agents")
+    server.behaviour = says(500)
+    forget(deployment)
+    (row,) = json.loads(deployment.command("agents", "--json").stdout)
+    assert row["accepted"] is True
+    assert row["stale"].startswith("agent.protocol since 20")
+    assert "HTTP 500" in row["stale"]
+    assert " yes, stale " in deployment.command("agents").stdout
+    (line,) = [each for each in deployment.command("doctor").stdout.splitlines() if each.startswith("agent helper ")]
+    assert " warning " in line
+    assert "card is stale: agent.protocol since 20" in line
+
+
+def test_a_secret_that_is_missing_was_looked_for_here(tmp_path: Path, server: RawServer) -> None:
+    """Workers have an environment of their own."""
+    serve(server, server.url)
+    auth = {"auth": [{"type": "bearer", "token": "env:UNSET_OF_TEST"}]}
+    with Deployment(
+        tmp_path, agents={"helper": server.url}, agent_settings={"helper": auth}, workers=0, web=False
+    ) as it:
+        for command in ("agents", "doctor"):
+            said = it.command(command).stdout
+            assert "env:UNSET_OF_TEST is empty or not set (looked for in this shell's environment" in said

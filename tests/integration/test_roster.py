@@ -234,7 +234,7 @@ def test_the_roster_shows_everybody_and_nobody_stops_it(
         )
         down, refused, helper = roster.describe()
     names = ["id", "name", "version", "accepted", "paused", "reason", "watch", "skills"]
-    names += ["auth", "signed", "fingerprint", "card_fetched_at"]
+    names += ["auth", "signed", "fingerprint", "card_fetched_at", "stale"]
     assert [list(row) for row in (down, refused, helper)] == [names] * 3
     assert (down["id"], down["accepted"]) == ("down", False)
     assert down["reason"].startswith("agent.unavailable: ")
@@ -256,6 +256,7 @@ def test_the_roster_shows_everybody_and_nobody_stops_it(
         "signed": "no",
         "fingerprint": fingerprint(cards.card),
         "card_fetched_at": None,
+        "stale": None,
     }
 
 

@@ -239,3 +239,54 @@ def test_reasons_stay_few_and_short() -> None:
     found = changes(old, card())
     assert len(found.reasons) == 6
     assert all(len(reason) < 200 and "\n" not in reason for reason in found.reasons)
+
+
+OURS = {"type": "oauth2", "token_url": f"{HOME}/token", "client_id": "us", "client_secret": "env:SECRET"}
+BEARER = {"httpAuthSecurityScheme": {"scheme": "bearer"}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (card(securitySchemes={"oauth": OAUTH}), card(securitySchemes={"key": KEY, "oauth": OAUTH})),
+        (secured({"oauth": []}, key=KEY, oauth=OAUTH), card(securitySchemes={"key": KEY, "oauth": OAUTH})),
+    ],
+    ids=["a weaker one beside it", "none demanded any more"],
+)
+def test_schemes_without_requirements_are_alternatives(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Any one of them will do, as when credentials are chosen: the weakest counts."""
+    assert changes(old, new).codes == ("auth_weakened",)
+
+
+def test_one_scheme_without_requirements_demands_as_much_as_with_them() -> None:
+    """What is shown is the same."""
+    assert changes(secured({"key": []}, key=KEY), card(securitySchemes={"key": KEY})).reasons == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (secured({"oauth": ["read"]}), secured({"oauth": ["read", "admin", "delete"]})),
+        (secured({"oauth": []}), secured({"oauth": ["admin", "delete"]})),
+        (
+            secured({"oauth": ["read"]}),
+            secured({"oauth": ["read"]}) | {"skills": [skill("s", {"oauth": ["delete", "admin"]})]},
+        ),
+    ],
+    ids=["more", "any", "a skill's"],
+)
+def test_scopes_that_grow_pause_where_the_card_alone_names_them(old: dict[str, Any], new: dict[str, Any]) -> None:
+    """The token would be good for more than before. Where the operator names scopes, the card's do not matter."""
+    found = compare(AgentSettings(id="ledger", url=HOME, auth=(OURS,)), old, new)
+    assert found.codes == ("scopes_grown",)
+    assert "admin" in found.reasons[0]
+    assert "delete" in found.reasons[0]
+    assert compare(AgentSettings(id="ledger", url=HOME, auth=({**OURS, "scopes": ["read"]},)), old, new).reasons == ()
+    assert "scopes_grown" not in compare(AgentSettings(id="ledger", url=HOME, auth=(OURS,)), new, old).codes
+
+
+def test_scopes_of_a_token_that_is_not_asked_for_do_not_matter() -> None:
+    """A bearer token is what it is."""
+    agent = AgentSettings(id="ledger", url=HOME, auth=({"type": "bearer", "token": "env:TOKEN"},))
+    old, new = (secured({"tok": scopes}, tok=BEARER) for scopes in (["read"], ["read", "admin"]))
+    assert compare(agent, old, new).reasons == ()

@@ -56,3 +56,9 @@ def test_validators_are_for_the_url_that_gave_them() -> None:
     kept = Validators(url="https://a.example/x", etag='"1"', last_modified=DATE)
     assert kept.headers("https://a.example/x") == {"If-None-Match": '"1"', "If-Modified-Since": DATE}
     assert kept.headers("https://a.example/y") == {}
+
+
+@pytest.mark.parametrize("odd", [f"{DATE} (\xe9)", f"{DATE}\n", f"{DATE} ({'x' * 500})"])
+def test_a_validator_that_can_be_no_header_is_not_sent(odd: str) -> None:
+    """Also where it was kept before: it would fail at every look for a year."""
+    assert Validators(url="u", etag=odd, last_modified=odd).headers("u") == {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import pytest
 
 from delegation.card_fetch import Validators
-from delegation.card_verdict import Kind, Signed, Verdict, decode, encode, kind_of
+from delegation.card_verdict import Kind, Signed, Verdict, decode, encode, judging_of, kind_of
 from delegation.errors import (
     AgentBusy,
     AgentError,
@@ -21,11 +23,13 @@ from delegation.errors import (
     CredentialUnavailable,
     UnsupportedExtensionError,
 )
+from delegation.settings import AgentSettings
 
 CARD = {"name": "n"}
 FULL = Verdict(
     url="https://a.example",
     trust="file:/k required",
+    judged="abc",
     card=CARD,
     base={"name": "b"},
     signed=Signed.VERIFIED,
@@ -88,3 +92,66 @@ def test_what_is_not_readable_is_told_from_a_verdict(change: dict[str, object]) 
     assert decode(json.dumps(values | change)) is None
     del values["validators"]
     assert decode(json.dumps(values)) is None
+
+
+PLAIN: dict[str, Any] = {"id": "a", "url": "https://a.example"}
+TOKEN = {"type": "bearer", "token": "env:T"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"auth": [TOKEN]},
+        {"auth": [{**TOKEN, "scheme": "s"}]},
+        {"auth": [{**TOKEN, "token": "file:/t"}]},
+        {"card_auth": [TOKEN]},
+        {"origins": ["https://b.example"]},
+        {"version": ">=1"},
+        {"allow_http": True},
+        {"signature_keys": "file:/k"},
+        {"signature_keys": "file:/k", "require_signature": True},
+        {"ca_bundle": "file:/c"},
+        {"proxy": "http://p.example:1"},
+        {"url": "https://a.example/x"},
+        {"headers": {"X-A": "1"}},
+    ],
+    ids=",".join,
+)
+def test_each_setting_that_judges_makes_another_digest(fields: dict[str, Any]) -> None:
+    """And so does what a process is asked to judge by beside them."""
+    plain = judging_of(AgentSettings(**PLAIN))
+    assert judging_of(AgentSettings(**PLAIN | fields)) != plain
+    assert judging_of(AgentSettings(**PLAIN), "other") != plain
+
+
+def test_what_does_not_judge_makes_the_same_digest() -> None:
+    """Names for models, ways to hear back; and no secret goes into it, of which it could be a proof."""
+    plain = judging_of(AgentSettings(**PLAIN))
+    shown = {"name": "n", "description": "d", "skills": ["s"], "updates": "poll", "on_ambiguous_send": "resend"}
+    assert judging_of(AgentSettings(**PLAIN | shown)) == plain
+    one, other = (AgentSettings(**PLAIN | {"headers": {"X-Key": value}}) for value in ("s3cret-1", "s3cret-2"))
+    assert judging_of(one) == judging_of(other)
+    assert re.fullmatch(r"[0-9a-f]{16}", plain)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "shared", "own"),
+    [
+        ({"card": CARD}, True, True),
+        ({"card": CARD, "kind": Kind.PAUSED}, True, True),
+        ({"kind": Kind.REFUSED}, False, True),
+        ({"kind": Kind.UNSUPPORTED}, False, True),
+        ({"kind": Kind.AUTH_FAILED}, False, True),
+        ({"kind": Kind.UNREACHABLE}, False, True),
+        ({"card": CARD, "stale": "agent.unavailable"}, False, True),
+        ({"kind": Kind.NO_CREDENTIAL}, False, False),
+        ({"card": CARD, "stale": "agent.credential_unavailable"}, False, False),
+    ],
+)
+def test_why_there_is_no_card_holds_for_the_same_settings(verdict: dict[str, Any], shared: bool, own: bool) -> None:
+    """A card is checked by whoever reads it; a secret that is missing may be there for others."""
+    agent = AgentSettings(**PLAIN)
+    found = Verdict(url=agent.url, judged="mine", **verdict)
+    assert found.is_about(agent, "theirs") is shared
+    assert found.is_about(agent, "mine") is own
+    assert not found.is_about(AgentSettings(**PLAIN | {"url": "https://b.example"}), "mine")

@@ -254,6 +254,8 @@ def test_what_a_card_offers_is_what_it_says() -> None:
         (">=1", "2.0rc1", True),
         ("==3.2.*", "3.2.9", True),
         (">=1", "release-7", False),
+        (">=1", "9" * 5000, False),
+        (">=1", "1.0+" + "a" * 5000, False),
     ],
 )
 def test_a_card_must_have_a_version_the_operator_accepts(specifier: str, version: str, accepted: bool) -> None:

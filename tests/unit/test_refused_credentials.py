@@ -121,3 +121,13 @@ def test_what_could_not_be_taken_back_is_not_cleaned_up(error: AgentError, task_
     done = Refusing(AgentRefused("no"))
     withdraw(done, delegation, call_s=1.0)
     assert done.asked
+
+
+def test_a_refusal_of_our_credentials_is_counted() -> None:
+    """Each of them; other failures are not."""
+    delegation = a_delegation()
+    for _ in range(2):
+        change = postpone(delegation, REFUSED, cause=Cause.POLL, moment=at())
+        assert change.counts == ("credentials_refused",)
+        delegation = change.after
+    assert postpone(delegation, MISSING, cause=Cause.POLL, moment=at()).counts == ()

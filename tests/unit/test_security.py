@@ -18,7 +18,7 @@ from delegation.credentials import Presented, _Shown
 from delegation.errors import AgentRefused, ConfigurationError, UnsupportedExtensionError
 from delegation.secret_values import read_secret
 from delegation.security import CredentialUse, choose_credentials, describe_credentials
-from delegation.security_schemes import MOST_ALTERNATIVES, MOST_SCHEMES
+from delegation.security_schemes import MOST_ALTERNATIVES, MOST_LISTS, MOST_SCHEMES, MOST_SCOPES
 from delegation.settings import AgentSettings
 
 BEARER = {"type": "bearer", "token": "env:TOKEN"}
@@ -202,40 +202,81 @@ def test_a_card_cannot_ask_for_scopes_without_end() -> None:
     assert len(choose_credentials(card, credentials_of(OAUTH))[0].scopes) <= MOST_SCHEMES
 
 
+@pytest.mark.parametrize(("name", "entry"), [("tok", BEARER), ("oauth", OAUTH)])
+def test_the_scopes_of_all_skills_together_are_bounded(name: str, entry: dict[str, Any]) -> None:
+    """Otherwise they are united again for each skill, of which a card may have thousands."""
+    skills = [
+        {"id": str(n), "securityRequirements": [{"schemes": {name: {"list": [f"{n}.{m}" for m in range(16)]}}}]}
+        for n in range(5)
+    ]
+    card = wants(securityRequirements=[], skills=skills[:4])
+    assert len(choose_credentials(card, credentials_of(entry))[0].scopes) == MOST_SCOPES
+    with pytest.raises(AgentRefused, match="card_invalid: more than 64 scopes are asked for"):
+        choose_credentials({**card, "skills": skills}, credentials_of(entry))
+
+
+def test_so_many_skills_may_have_requirements_of_their_own() -> None:
+    """A card with more is refused before it costs anything; skills without requirements do not count."""
+    skills = [{"id": str(n), "securityRequirements": [{"schemes": {"tok": {"list": []}}}]} for n in range(MOST_LISTS)]
+    card = wants(securityRequirements=[], skills=[*skills, *({"id": f"x{n}"} for n in range(1000))])
+    assert choose_credentials(card, credentials_of(BEARER))
+    with pytest.raises(AgentRefused, match="card_invalid: more than 256 lists of securityRequirements"):
+        choose_credentials({**card, "securityRequirements": [{"schemes": {"tok": {}}}]}, credentials_of(BEARER))
+
+
 # ------------------------------------------------------------------ what is said
 
 
 @pytest.mark.parametrize(
-    ("alternatives", "said"),
+    ("alternative", "said"),
     [
-        ([["tok"]], 'auth_missing: tok: add [[agents.auth]] type = "bearer"'),
-        ([["pass"]], 'auth_missing: pass: add [[agents.auth]] type = "basic"'),
-        ([["key"]], 'auth_missing: key: add [[agents.auth]] type = "api_key", in = "header", name = "x-team-key"'),
+        (["tok"], 'tok: add [[agents.auth]] type = "bearer", token = "env:…"'),
+        (["pass"], 'pass: add [[agents.auth]] type = "basic", username = "…", password = "env:…"'),
         (
-            [["oauth"]],
-            'auth_missing: oauth: add [[agents.auth]] type = "oauth2", token_url = "https://t.example" if you trust it',
+            ["key"],
+            'key: add [[agents.auth]] type = "api_key", in = "header", name = "x-team-key", key = "env:…"',
         ),
         (
-            [["code"]],
-            'auth_missing: code: add [[agents.auth]] type = "bearer", scheme = "code": no client credentials there',
+            ["oauth"],
+            (
+                'oauth: add [[agents.auth]] type = "oauth2", client_id = "…", client_secret = "env:…", '
+                'token_url = "https://t.example" if you trust it'
+            ),
         ),
-        ([["oidc"]], 'auth_missing: oidc: add [[agents.auth]] type = "oidc"'),
-        ([["mtls"]], 'auth_missing: mtls: add [[agents.auth]] type = "mtls"'),
-        ([["digest"]], "auth_missing: digest (http digest): of no kind that we speak"),
-        ([["unheard"]], "auth_missing: unheard: not among the card's securitySchemes"),
+        (
+            ["code"],
+            'code: add [[agents.auth]] type = "bearer", token = "env:…", scheme = "code": no client credentials there',
+        ),
+        (
+            ["oidc"],
+            'oidc: add [[agents.auth]] type = "oidc", issuer = "https://…", client_id = "…", client_secret = "env:…"',
+        ),
+        (["mtls"], 'mtls: add [[agents.auth]] type = "mtls", certificate = "file:…", key = "file:…"'),
+        (["digest"], "digest (http digest): of no kind that we speak"),
+        (["unheard"], "unheard: not among the card's securitySchemes"),
     ],
 )
 @pytest.mark.parametrize("entries", [[], [QUERY_KEY]])
 def test_what_is_missing_is_said_with_its_cure(
-    alternatives: list[list[str]], said: str, entries: list[dict[str, Any]]
+    alternative: list[str], said: str, entries: list[dict[str, Any]]
 ) -> None:
-    """The scheme's name, and what to write into the configuration; whether nothing is there or the wrong thing."""
-    assert refusal(wants(*alternatives), *entries) == said
+    """The scheme's name, and a whole block for the configuration; whether nothing is there or the wrong thing."""
+    assert refusal(wants(alternative), *entries) == f"auth_missing: {said}"
+
+
+@pytest.mark.parametrize("bound", [{**BEARER, "scheme": "other"}, {**KEY, "scheme": "other"}])
+def test_a_block_that_is_bound_to_another_scheme_is_said_to_be_so(bound: dict[str, Any]) -> None:
+    """It is there, and serves nothing on this card."""
+    name = "tok" if bound["type"] == "bearer" else "key"
+    assert refusal(wants([name]), bound) == (
+        f'auth_missing: {name}: your {bound["type"]} is bound to scheme = "other"; '
+        f'bind it to "{name}", or add a block for that'
+    )
 
 
 def test_only_what_is_missing_of_a_combination_is_named() -> None:
     """C036: with the key there and the token not, the token."""
-    assert refusal(wants(["key", "tok"]), KEY) == 'auth_missing: tok: add [[agents.auth]] type = "bearer"'
+    assert refusal(wants(["key", "tok"]), KEY).startswith('auth_missing: tok: add [[agents.auth]] type = "bearer"')
 
 
 @pytest.mark.parametrize(
@@ -279,7 +320,7 @@ def test_a_card_that_names_another_header_than_configured_does_not_get_the_key()
     """O-04: where a key goes the operator has decided."""
     card = wants(["key"], securitySchemes={"key": {"apiKeySecurityScheme": {"location": "header", "name": "X-Log"}}})
     assert refusal(card, KEY) == (
-        'auth_missing: key: add [[agents.auth]] type = "api_key", in = "header", name = "X-Log"'
+        'auth_missing: key: add [[agents.auth]] type = "api_key", in = "header", name = "X-Log", key = "env:…"'
     )
     assert refusal(card, {**KEY, "scheme": "key"}).startswith("auth_missing: key: ")
     elsewhere = wants(["key"], securitySchemes={"key": {"apiKeySecurityScheme": {"location": "query", "name": "key"}}})

@@ -465,7 +465,7 @@ def test_a_header_value_that_cannot_be_sent_is_refused(
 
 def test_an_unset_variable_is_named(refusal: Refusal) -> None:
     """An operator learns which variable to set."""
-    expected = "agents.0.headers.X-Key: environment variable NOT_SET is not set or empty"
+    expected = "agents.0.headers.X-Key: environment variable NOT_SET is not set or empty (agent flights)"
     assert refusal(agent('headers = { X-Key = "${NOT_SET}" }')) == expected
 
 
@@ -573,7 +573,7 @@ def test_files_of_certificates_are_not_variables(refusal: Refusal) -> None:
     """OpenSSL reads them from files alone."""
     for key in ("certificate", "key"):
         detail = refusal(agent(credential("mtls", **{key: "env:PEM"})))
-        assert detail == f"agents.0.auth.0.mtls.{key}: must be file:PATH"
+        assert detail == f"agents.0.auth.0.mtls.{key}: must be file:PATH (agent flights)"
 
 
 REFUSED_CREDENTIALS = [
@@ -609,6 +609,26 @@ def test_a_credential_that_cannot_be_used_is_refused(refusal: Refusal, text: str
     assert refusal(agent(text)).startswith(expected)
 
 
+@pytest.mark.parametrize("written", ['type = "apikey"', 'scheme = "k"'])
+def test_a_credential_of_no_known_type_is_told_the_types(refusal: Refusal, written: str) -> None:
+    """In one sentence, with the agent's id; they are all there are."""
+    kinds = [
+        typing.get_args(each.model_fields["type"].annotation)[0]
+        for each in typing.get_args(typing.get_args(Credential)[0])
+    ]
+    assert refusal(agent(f"[[agents.auth]]\n{written}")) == (
+        f"agents.0.auth.0: type must be {', '.join(kinds[:-1])} or {kinds[-1]} (agent flights)"
+    )
+
+
+def test_what_is_wrong_with_an_agent_names_its_id(refusal: Refusal) -> None:
+    """Whatever it is; but for an id that is none, which is not repeated."""
+    second = agent("colour = 1", agent_id="hotels")
+    assert refusal(agent() + second) == "agents.1.colour: unknown key (agent hotels)"
+    assert refusal(agent() + agent()) == "agents.1.id: is the id of agents.0 already (agent flights)"
+    assert "(agent" not in refusal(agent(agent_id="no id"))
+
+
 def test_calls_and_card_may_have_a_certificate_each(load: Load) -> None:
     """The two are shown at different times."""
     read = load(agent(credential("mtls") + "\n" + credential("mtls", "card_auth"))).agents[0]
@@ -622,8 +642,8 @@ def test_a_client_secret_travels_in_the_clear_on_loopback_only(
 ) -> None:
     """Or where allow_http says so for this agent."""
     outside = credential(kind, block, **{key: "http://login.example.com"})
-    detail = refusal(agent(outside))
-    assert detail == f"agents.0.{block}.0: must use https unless the host is loopback or allow_http = true"
+    must = "must use https unless the host is loopback or allow_http = true"
+    assert refusal(agent(outside)) == f"agents.0.{block}.0: {must} (agent flights)"
     assert load(agent("allow_http = true\n" + outside)).agents[0].allow_http
     assert load(agent(credential(kind, block, **{key: "http://127.0.0.1:9/t"}))).agents
 
@@ -655,7 +675,7 @@ def test_a_pinned_card_and_a_ca_bundle_are_files(load: Load, refusal: Refusal, k
     """Named like every reference; the file is read at use."""
     assert getattr(load(agent(f'{key} = "file:/etc/delegation/a.x"')).agents[0], key) == "file:/etc/delegation/a.x"
     for wrong in ("env:A", "/etc/a", "https://a.example.com/a"):
-        assert refusal(agent(f'{key} = "{wrong}"')) == f"agents.0.{key}: must be file:PATH"
+        assert refusal(agent(f'{key} = "{wrong}"')) == f"agents.0.{key}: must be file:PATH (agent flights)"
 
 
 @pytest.mark.parametrize("proxy", ["proxy.internal:3128", "socks5://proxy.internal", "http://u:c4nary@proxy.internal"])

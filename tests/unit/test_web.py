@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -665,6 +666,16 @@ def test_metrics_show_what_redis_counted() -> None:
         'delegation_queue_length{queue="delegations"} 4.0',
         'delegation_queue_length{queue="delegations.end"} 0.0',
     }
+
+
+def test_each_counter_says_what_it_counts() -> None:
+    """Those that the code counts by name."""
+    sources = [path.read_text() for path in (ROOT / "delegation").glob("*.py")]
+    counted = {name for text in sources for name in re.findall(r"""(?:counts=|return )\("([a-z_]+)",\)""", text)}
+    assert {"sends", "cancels", "replies", "credentials_refused"} <= counted
+    text = make_door().client.get("/metrics").get_data(as_text=True)
+    helped = {name for name, said in re.findall(r"# HELP delegation_(\w+)_total (.*)", text) if said.strip()}
+    assert counted <= helped
 
 
 def test_metrics_add_up_the_living_followers(door: Door) -> None:

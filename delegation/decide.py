@@ -132,6 +132,20 @@ def adopted(delegation: Delegation, task: AgentTask, moment: Moment) -> Change:
     return Change(after=after, history=story, counts=("sends_reconciled",), reached=True)
 
 
+def choose_interface(delegation: Delegation, interface: str, older: str) -> str:
+    """The card's, or its older one where this delegation was refused in 1.0 before."""
+    return older if older and without_address(delegation.progress.interface) else interface
+
+
+def speak_older(delegation: Delegation, interface: str, refusal: AgentError, moment: Moment) -> Change:
+    """-32009: nothing was started. That the older interface is meant is recorded before anything leaves for it (law 7):
+    the next start step, due at once, sends the same message there."""
+    progress = replace(delegation.progress, interface=interface, intent_at=None, push_config=False, attempts=0)
+    after = look_again(replace(delegation, push_digest="", progress=progress), moment.now)
+    text = cut(f"A2A 1.0 refused, so 0.3: {refusal.detail}", 200)
+    return Change(after=after, history=(HistoryEntry(cause=Cause.SENT, state=progress.state, text=text),), reached=True)
+
+
 # ---------------------------------------------------------------- hearing
 
 

@@ -28,8 +28,8 @@ class PinnedCards:
 
     def look(self, agent: AgentSettings) -> Verdict:
         """The card in the agent's file, or why there is none. An unreadable file may come back, and so its agent."""
-        path = file_of(agent.card or "")
         try:
+            path = file_of(agent.card or "")
             found = path.stat()
             seen = (found.st_mtime_ns, found.st_size, found.st_ino)
             known, verdict = self._known.get(agent.id, (None, None))
@@ -38,6 +38,8 @@ class PinnedCards:
                 self._known[agent.id] = (seen, verdict)
         except OSError as error:
             return _none(agent, AgentUnreachable(f"card: {agent.card} cannot be read: {error.strerror}"))
+        except RuntimeError:
+            return _none(agent, AgentUnreachable(f"card: {agent.card} cannot be read: no such home directory"))
         except AgentError as error:
             return _none(agent, error)
         return verdict

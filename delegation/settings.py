@@ -272,7 +272,8 @@ class Settings(BaseSettings):
     def _note_ids(cls, values: Any) -> Any:
         """So that what is said of agents.1 can name it, whatever is wrong with it."""
         agents = values.get("agents") if isinstance(values, dict) else None
-        ids = [each.get("id") if isinstance(each, dict) else None for each in agents or ()]
+        listed = agents if isinstance(agents, list | tuple) else ()
+        ids = [each.get("id") if isinstance(each, dict) else None for each in listed]
         _agent_ids.set(tuple(each if isinstance(each, str) and is_agent_id(each) else "" for each in ids))
         return values
 
@@ -333,7 +334,7 @@ def _conceal_secrets(settings: Settings) -> None:
                 conceal(value, for_good=True)
 
 
-# --- The file ----------------------------------------------------------------
+# --- The file ---------------------------------------------------------------------------------------------------------
 
 
 def _find_file(path: Path | None) -> Path | None:

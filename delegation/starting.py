@@ -40,7 +40,6 @@ class _Sending:
     delegation: Delegation
     push: PushConfig | None
     streams: bool
-    older_interface: str = ""
     story: list[HistoryEntry] = field(default_factory=list)
 
     def leave_out_push(self, refusal: AgentRefused) -> bool:
@@ -59,15 +58,6 @@ class _Sending:
             return False
         self.streams = False
         self._tell(f"streaming refused, so SendMessage: {refusal.detail}")
-        return True
-
-    def leave_out_1_0(self, refusal: AgentRefused) -> bool:
-        """0.3 from now on, for the delegation's life; False when that is not allowed, not offered, or refused too."""
-        if not self.older_interface:
-            return False
-        progress = replace(self.delegation.progress, interface=self.older_interface)
-        self.delegation, self.older_interface = replace(self.delegation, progress=progress), ""
-        self._tell(f"A2A 1.0 refused, so 0.3: {refusal.detail}")
         return True
 
     def _tell(self, text: str) -> None:
@@ -92,7 +82,8 @@ class Starting(Steps):
             if action is StartAction.LOOK_UP:
                 return self._look_up(loaded, self._client(delegation))
             card = self._card(delegation)
-            return self._send(loaded, self._client(delegation, card), card)
+            interface = decide.choose_interface(delegation, card.interface_key, card.older_interface_key)
+            return self._send(loaded, self._client(delegation, interface), card, interface)
         except (UnsupportedExtensionError, AgentRefused) as error:
             reason = Reason.AGENT_REFUSED if action is StartAction.SEND else Reason.OUTCOME_UNKNOWN
             return self._give_up(loaded, delegation, reason, str(error))
@@ -103,7 +94,7 @@ class Starting(Steps):
                 return self._give_up(loaded, delegation, Reason.AUTH_FAILED, str(error))
             return self._write(delegation, decide.not_started(delegation, error, self._moment(loaded)), fenced=False)
 
-    def _send(self, loaded: Loaded, agent: AgentCalls, card: Card) -> Aftermath | None:
+    def _send(self, loaded: Loaded, agent: AgentCalls, card: Card, interface: str) -> Aftermath | None:
         token = secrets.token_urlsafe(32)
         before = loaded.delegation
         watch = choose(self._agents.config(before.agent).updates, card, base_url=self._base_url)
@@ -114,7 +105,7 @@ class Starting(Steps):
             attempts=before.progress.attempts + 1,
             watch=watch,
             can_follow=card.can_stream,
-            interface=card.interface_key,
+            interface=interface,
             push_config=pushes,
         )
         digest = hashlib.sha256(token.encode()).hexdigest() if pushes else ""
@@ -124,11 +115,14 @@ class Starting(Steps):
             return None
         failpoint("send.after_intent")
         push = PushConfig(id=delegation.push_config_id, url=self._push_url(delegation), token=token) if pushes else None
-        sending = _Sending(
-            delegation=delegation, push=push, streams=card.can_stream, older_interface=card.older_interface_key
-        )
+        sending = _Sending(delegation=delegation, push=push, streams=card.can_stream)
         try:
             answer = self._deliver(loaded, agent, self._message(delegation, card), sending)
+        except VersionNotSpoken as error:
+            if interface == card.interface_key and card.older_interface_key:
+                moment = self._moment(loaded)
+                return self._write(delegation, decide.speak_older(delegation, card.older_interface_key, error, moment))
+            return self._send_failed(loaded, delegation, sending.delegation, error)
         except AgentError as error:
             return self._send_failed(loaded, delegation, sending.delegation, error)
         failpoint("send.after_call")
@@ -145,7 +139,7 @@ class Starting(Steps):
     def _deliver(
         self, loaded: Loaded, agent: AgentCalls, message: OutgoingMessage, sending: _Sending
     ) -> AgentTask | AgentMessage:
-        """At most four times the same message: what the agent refuses is left out, and then nothing was started."""
+        """At most three times the same message: what the agent refuses is left out, and then nothing was started."""
         while True:
             send = agent.start_task if sending.streams else agent.send_message
             try:
@@ -156,10 +150,6 @@ class Starting(Steps):
             except MethodNotOffered as refusal:
                 if not sending.leave_out_stream(refusal):
                     raise
-            except VersionNotSpoken as refusal:
-                if not sending.leave_out_1_0(refusal):
-                    raise
-                agent = self._client(sending.delegation)
 
     def _send_failed(
         self, loaded: Loaded, before: Delegation, delegation: Delegation, error: AgentError

@@ -46,14 +46,14 @@ class Steps:
         self._rules = rules
         self._rand = rand
 
-    def _client(self, delegation: Delegation, card: Card | None = None) -> AgentCalls:
-        """For the interface that ``card`` names, else for the one it was sent to. Raises AgentError.
+    def _client(self, delegation: Delegation, interface: str | None = None) -> AgentCalls:
+        """For this interface, else for the one it was sent to. Raises AgentError.
 
         An agent that this process does not know may be another's: its configuration is older.
         """
-        interface = delegation.progress.interface if card is None else card.interface_key
+        wanted = delegation.progress.interface if interface is None else interface
         try:
-            return self._agents.client(delegation.agent, delegation.participant_id, interface)
+            return self._agents.client(delegation.agent, delegation.participant_id, wanted)
         except UnknownAgent as error:
             raise NotTried(str(error)) from error
 

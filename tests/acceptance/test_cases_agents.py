@@ -272,10 +272,13 @@ def test_c048_a_relative_address_is_refused_in_words(it: Bench) -> None:
 
 
 def test_c058_refused_credentials_are_said_to_be_the_reason(it: Bench) -> None:
-    """401 with an empty HTML body: refused, the status named, one send."""
+    """401 with an empty HTML body: refused, the status named, one send, counted."""
     agent = it.agents["c058"]
     agent.script(script_of("C058"))
+    records = it.deployment.store()
+    before = records.metrics()["counters"].get("credentials_refused", 0)
     text = refusal(it.run("c058"), "agent.auth_failed")
+    assert records.metrics()["counters"]["credentials_refused"] == before + 1
 
     assert "401" in text
     assert "authentication" in text

@@ -54,6 +54,19 @@ def test_an_address_where_nothing_answers_is_named_with_the_cause(tmp_path: Path
         assert not re.search(r"[.;]{2}", said)
 
 
+def test_a_server_that_refuses_us_did_answer(tmp_path: Path) -> None:
+    """A wrong password is told as one, by `doctor`, `agents` and any other command."""
+    with ValkeyProcess(tmp_path / "valkey").start() as server:
+        url = server.url().replace("delegation:", "delegation:wrong", 1)
+        agent = '[[agents]]\nid = "a"\nurl = "http://127.0.0.1:9"\n'
+        (tmp_path / "delegation.toml").write_text(f'[redis]\nurl = "{url}"\n{agent}', encoding="utf-8")
+        for command in ("doctor", "agents", "list"):
+            said = delegation(tmp_path, command)
+            assert said.returncode == 3
+            assert "Redis refuses us: " in said.stdout + said.stderr
+            assert "Redis does not answer" not in said.stdout + said.stderr
+
+
 @pytest.fixture
 def deployment(tmp_path: Path) -> Deployment:
     return Deployment(tmp_path, agents={}, web=False, workers=0)
@@ -99,3 +112,4 @@ def test_durability_is_known_without_a_right_to_the_configuration(deployment: De
         client.config_set("maxmemory-policy", "allkeys-lru")
         report = it.command("doctor", "--no-agents").stdout
         assert says("durability", "failed", "appendonly is off, .*; Redis may evict records: ", report)
+        assert "CONFIG SET appendonly yes as its admin, then write appendonly yes into redis.conf" in report

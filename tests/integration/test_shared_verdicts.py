@@ -237,3 +237,9 @@ def test_an_agent_that_nobody_can_describe_stops_no_other(
     )
     assert other["accepted"]
     roster.close()
+
+
+def test_a_pinned_card_in_nobodys_home_is_no_crash(make_roster: Make) -> None:
+    """It may be put right, and so may the home directory."""
+    with pytest.raises(AgentUnreachable, match="no such home directory"):
+        make_roster(card="file:~nobody-of-the-test/card.json").card("helper")

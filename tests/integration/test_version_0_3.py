@@ -252,7 +252,7 @@ def test_an_extended_card_is_left_as_it_is(server: RawServer) -> None:
     card = {"protocolVersion": "0.3.0", "name": "n", "url": "http://x", "skills": []}
     server.behaviour = answers(card)
     with speaking(server) as client:
-        assert client.extended_card(deadline_s=DEADLINE_S) == card
+        assert client.extended_card(deadline_s=DEADLINE_S, max_bytes=1_000_000) == card
     assert server.seen[0].rpc["method"] == "agent/getAuthenticatedExtendedCard"
 
 

@@ -627,6 +627,8 @@ def test_what_is_wrong_with_an_agent_names_its_id(refusal: Refusal) -> None:
     assert refusal(agent() + second) == "agents.1.colour: unknown key (agent hotels)"
     assert refusal(agent() + agent()) == "agents.1.id: is the id of agents.0 already (agent flights)"
     assert "(agent" not in refusal(agent(agent_id="no id"))
+    for wrong in ("agents = 5", 'agents = ["a"]', "agents = {}"):
+        assert refusal(wrong).startswith("agents")
 
 
 def test_calls_and_card_may_have_a_certificate_each(load: Load) -> None:
@@ -776,7 +778,7 @@ def test_the_example_loads_as_shipped_and_changes_nothing(load: Load) -> None:
 
 def test_the_example_shows_the_defaults(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every key switched on it loads, and what has a default has that value."""
-    monkeypatch.setenv("FLIGHTS_API_KEY", "k")  # of the header; the others are read at use
+    monkeypatch.setenv("COST_CENTRE", "k")  # of the header; what else is named there is read at use
     switched_on = load(uncommented())
     shown = {
         "server.base_url": "https://delegations.example.com",
@@ -796,7 +798,7 @@ def test_the_example_shows_the_defaults(load: Load, monkeypatch: pytest.MonkeyPa
 
 def test_the_example_shows_every_kind_of_credential(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """One block for each, and each of their keys in one of them."""
-    monkeypatch.setenv("FLIGHTS_API_KEY", "k")
+    monkeypatch.setenv("COST_CENTRE", "k")
     shown = load(uncommented()).agents[0]
     kinds = {type(each) for each in shown.auth}
     assert kinds == set(typing.get_args(typing.get_args(Credential)[0]))

@@ -29,9 +29,12 @@ from delegation.errors import (
     WorkflowConflict,
     WorkflowTooDeep,
 )
+from delegation.log_default import log_to_stderr
 
 if TYPE_CHECKING:
     from delegation.tools import RemoteAgent, Toolkit, ToolResult, agent_tools, parse_agents_config, remote_agent
+
+log_to_stderr()
 
 #: Loaded with their first use: most of what imports the library has no use for an HTTP client.
 _TOOLS = ("RemoteAgent", "ToolResult", "Toolkit", "agent_tools", "parse_agents_config", "remote_agent")

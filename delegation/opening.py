@@ -120,7 +120,7 @@ def make_delegation(
         workflow_id=WorkflowId(workflow) if workflow else None,
         on_failure=arguments.get("on_failure") or "raise",
         step=arguments.get("step") or "",
-        idempotency=_scope_digest(arguments),
+        idempotency=_scope_digest(arguments, ancestor),
         ancestor=ancestor,
         canvas=dict(canvas),
     )
@@ -133,11 +133,12 @@ def arguments_digest(delegation: Delegation) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _scope_digest(arguments: Mapping[str, Any]) -> str:
+def _scope_digest(arguments: Mapping[str, Any], ancestor: DelegationId | None) -> str:
+    """One that is redriven has a scope of its own, which no key that a user gives can reach."""
     key = arguments.get("idempotency_key")
     if not key:
         return ""
-    scope = [arguments["agent"], arguments.get("workflow"), key]
+    scope = [arguments["agent"], arguments.get("workflow"), key, *([ancestor] if ancestor else ())]
     return hashlib.sha256(json.dumps(scope).encode()).hexdigest()
 
 

@@ -228,7 +228,7 @@ class WorkflowFacts(RedisAccess):
     def drain_notes(self, workflow_id: str) -> tuple[int, list[dict[str, Any]]]:
         """How many older ones were dropped, and the notes nobody read yet, oldest first: those of Note, ``at number``.
 
-        Raises UnknownWorkflow.
+        They are gone from here even when the answer is lost. Raises UnknownWorkflow.
         """
         answer = self.run("drain_notes", [self.key("w", workflow_id), self.key("n", workflow_id)], [])
         if not answer:

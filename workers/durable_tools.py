@@ -62,6 +62,7 @@ def durable_agent(
         context = runtime()
         agent_id = _find_agent(context.settings, agent)
         card = _fetch_card(agent_id)
+        skills = name_skills(card.raw)
     except AgentError as error:
         return RemoteAgent(error=_card_error(error))
     except DelegationError as error:
@@ -70,7 +71,7 @@ def durable_agent(
     run = functools.partial(_run, _Agent(agent_id, name, strict_seed, workflow))
     tools = [
         AgentTool(name=skill.name, description=skill.description, agent=name, default_timeout_ms=timeout_ms, run=run)
-        for skill in name_skills(card.raw)
+        for skill in skills
     ]
     return RemoteAgent(card=card.raw, endpoint=card.interface.url, tools=tools)
 

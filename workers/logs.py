@@ -16,6 +16,7 @@ from types import TracebackType
 import structlog
 
 from delegation.errors import ConfigurationError
+from delegation.log_default import is_undecided
 from workers.log_records import (
     SafeFormatter,
     SafeHandler,
@@ -83,7 +84,7 @@ def log_in_their_app() -> None:
     for name in QUIET_ANYWHERE:
         if logging.getLogger(name).level == logging.NOTSET:  # else they decided otherwise
             logging.getLogger(name).setLevel(logging.WARNING)
-    if structlog.is_configured():
+    if not is_undecided():
         return
     structlog.configure(
         processors=[

@@ -20,8 +20,8 @@ def redrive_delegation(
 ) -> Delegation:
     """The same brief for the same agent in the same workflow, under a new deadline; nothing follows in a canvas.
 
-    However often it is asked for, there is one, unless ``force`` makes another. ``alone`` leaves the workflow, which
-    may take no more delegations. Raises InvalidArguments for one that did not fail, WorkflowConflict, UnknownAgent.
+    However often it is asked for, there is one in its workflow, and one outside it for ``alone``, which is for a
+    workflow that takes no more delegations; ``force`` makes another each time. Raises InvalidArguments for one that did not fail, WorkflowConflict, UnknownAgent.
     """
     if ancestor.outcome is None or ancestor.outcome.state is TaskState.COMPLETED:
         raise InvalidArguments(f"redrive: delegation {ancestor.id} is {ancestor.state.value}, it did not fail")
@@ -33,9 +33,10 @@ def redrive_delegation(
         "description": brief.description,
         "acceptance_criteria": list(brief.acceptance_criteria),
         "on_failure": ancestor.on_failure,
+        "step": ancestor.step or None,
         "deadline": deadline,
         "workflow": None if alone else ancestor.workflow_id,
-        "idempotency_key": None if force else f"redrive:{ancestor.id}",
+        "idempotency_key": None if force else "redrive",  # in a scope of the ancestor's (opening.py)
     }
     made, opened = open_delegation(arguments, inputs=brief.inputs, options={}, ancestor=ancestor.id)
     if not opened.existing:

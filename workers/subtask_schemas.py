@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from delegation.errors import InvalidArguments
@@ -29,6 +29,9 @@ def _check_text(text: str) -> str:
     return text
 
 
+# Models send null for what they leave out.
+_NULL_IS_EMPTY = BeforeValidator(lambda given: "" if given is None else given)
+_NULL_IS_NONE = BeforeValidator(lambda given: [] if given is None else given)
 _TEXT = AfterValidator(_check_text)  # after the length; that one refuses half characters too
 ChildId = Annotated[str, Field(description="The sub-task's id, as spawn_subtask and list_subtasks give it.")]
 
@@ -50,10 +53,11 @@ class SpawnArguments(_Arguments):
     ]
     agent: Annotated[str, Field(description="The id of one of the agents listed to you, exactly as it is written.")]
     description: Annotated[
-        str, Field(max_length=GOAL_LIMIT, description="Anything more that the agent has to know.")
+        str, _NULL_IS_EMPTY, Field(max_length=GOAL_LIMIT, description="Anything more that the agent has to know.")
     ] = ""
     acceptance_criteria: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=GOAL_LIMIT), _TEXT]],
+        _NULL_IS_NONE,
         Field(max_length=MOST_CRITERIA, description="How to see that the goal is reached, one a sentence."),
     ] = []
     step: Annotated[

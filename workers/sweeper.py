@@ -84,6 +84,7 @@ class Sweep:
         self._most_queued = max(LEAST_QUEUED, 2 * slots)
         self._epoch: str | None = None
         self._tidy_at = 0.0
+        self._unchecked: set[str] = set()
 
     def once(self) -> bool:
         """Send the steps that are due; True when more may be waiting. Raises StoreUnavailable, OperationalError.
@@ -131,14 +132,22 @@ class Sweep:
             log.warning("delegation.follower_gone", delegations=freed)
         for workflow_id in self._store.some_workflows(WORKFLOWS_CHECKED):
             try:
-                workflow = self._store.load_workflow(workflow_id)
+                self._check_children(workflow_id)
             except UnknownWorkflow:
                 continue  # its retention has just passed
-            if workflow.state.is_ended or workflow.children > MOST_CHILDREN_CHECKED:
-                continue
-            repaired, release_id = self._store.repair_workflow(workflow)
-            if repaired or release_id:
-                log.error("workflow.repaired", workflow_id=workflow_id, children=repaired, release_id=release_id)
+            except Exception:  # one that cannot be read must not keep the others waiting
+                self._store.now()  # unless it is Redis that is away: the seam tells no script that fails from that
+                if workflow_id not in self._unchecked:
+                    self._unchecked.add(workflow_id)
+                    log.exception("workflow.check_failed", workflow_id=workflow_id)
+
+    def _check_children(self, workflow_id: str) -> None:
+        workflow = self._store.load_workflow(workflow_id)
+        if workflow.state.is_ended or workflow.children > MOST_CHILDREN_CHECKED:
+            return
+        repaired, release_id = self._store.repair_workflow(workflow)
+        if repaired or release_id:
+            log.error("workflow.repaired", workflow_id=workflow_id, children=repaired, release_id=release_id)
 
     def _sweep_workflow(self, due: Due) -> None:
         for step in choose_workflow_steps(due.timers, due.now):

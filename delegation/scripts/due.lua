@@ -52,6 +52,13 @@ local function reschedule(record, due, member, now)
   end
 end
 
+-- Why a workflow in this state takes no children and no join, or nil. A released one is kept past its deadline, and what
+-- would come then goes with nobody.
+local function why_closed(state, deadline_at, now)
+  if state ~= 'OPEN' and state ~= 'RELEASED' then return state end
+  return (seconds(deadline_at) or 1e15) <= now and 'past its deadline' or nil
+end
+
 -- The entry of a workflow: all its timers count, always; its deadline is what it promised, its timer is expire_at.
 local function reschedule_workflow(workflow, due, id)
   local at = read_timers(workflow)

@@ -28,7 +28,8 @@ if ARGV[7] ~= '' then deadline = math.min(deadline, tonumber(ARGV[7])) end
 if ARGV[3] == '1' then
   local parent = redis.call('HMGET', KEYS[8], 'state', 'deadline_at', 'round', 'line')
   if not parent[1] then return {'unknown_workflow', ARGV[2], stamp(now)} end
-  if parent[1] ~= 'OPEN' and parent[1] ~= 'RELEASED' then return {'refused', parent[1], stamp(now)} end
+  local closed = why_closed(parent[1], parent[2], now)
+  if closed then return {'refused', closed, stamp(now)} end
   if parent[2] then deadline = math.min(deadline, tonumber(parent[2])) end
   redis.call('HSET', KEYS[8], 'state', 'OPEN')
   redis.call('HINCRBY', KEYS[8], 'opened', 1)

@@ -2,14 +2,15 @@
 -- KEYS 1 workflow   2 due   3 roots   4 parent   5 its unresolved   6 its child workflows
 -- ARGV 1 workflow id   2 deadline in seconds from now   3 parent's id or ''   4 how deep workflows may be nested
 --      5 number of fields   6… field/value pairs
--- Answer {'opened'}, also to a repeat; {'unknown'}; {'refused', the parent's state}; {'too deep'}
+-- Answer {'opened'}, also to a repeat; {'unknown'}; {'refused', the parent's state, or 'past its deadline'}; {'too deep'}
 local now = redis_now()
 if redis.call('EXISTS', KEYS[1]) == 1 then return {'opened'} end
 local deadline = now + tonumber(ARGV[2])
 if ARGV[3] ~= '' then
   local parent = redis.call('HMGET', KEYS[4], 'state', 'deadline_at', 'round', 'line')
   if not parent[1] then return {'unknown'} end
-  if parent[1] ~= 'OPEN' and parent[1] ~= 'RELEASED' then return {'refused', parent[1]} end
+  local closed = why_closed(parent[1], parent[2], now)
+  if closed then return {'refused', closed} end
   local line = parent[4] and ARGV[3] .. ' ' .. parent[4] or ARGV[3]
   local _, ancestors = string.gsub(line, '%S+', '')
   if ancestors >= tonumber(ARGV[4]) then return {'too deep'} end

@@ -67,7 +67,10 @@ class AgentTool:
             timeout_ms = self.default_timeout_ms if timeout is None else read_ms("timeout", timeout)
         except InvalidArguments as error:
             return failed_call(self.agent, error.detail)
-        return self.run(task_text(args), Abort(abort), timeout_ms)
+        task = task_text(args)
+        if not _is_unicode(task):
+            return failed_call(self.agent, "task: holds half a character (a lone surrogate), which cannot be sent")
+        return self.run(task, Abort(abort), timeout_ms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,3 +93,7 @@ def task_text(args: Mapping[str, Any] | None) -> str:
     """Models leave out what is required, and send numbers for texts; what else they send is ignored."""
     task = args.get("task") if isinstance(args, Mapping) else None
     return "" if task is None else text_of(task)
+
+
+def _is_unicode(text: str) -> bool:
+    return text.encode("utf-8", "replace").decode() == text

@@ -8,7 +8,7 @@ a card that is no object is a bad card, a skill that is none is skipped, and emp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +21,12 @@ from delegation.outbound import GuardedTransport
 from delegation.replies import JSONRPC
 from delegation.texts import DESCRIPTION_CHARS, NAME_CHARS, clean
 from delegation.tools.descriptor import Descriptor, Dialect, Expanded
-from delegation.tools.failures import TRANSPORT, transport_text
+from delegation.tools.failures import TRANSPORT, raise_time_limit, transport_text
 from delegation.tools.results import http_error_text
 
 CARD_BYTES = 1024 * 1024
+TOOL_NAME_CHARS = 1000
+MOST_SKILLS = 500
 DEFAULT_NAME = "agent"
 _VERSION_1 = re.compile(r"1(\.\d+)*")
 _VERSION_0_3 = re.compile(r"0\.3(\.\d+)?")
@@ -65,6 +67,7 @@ def fetch_card(descriptor: Descriptor, headers: Expanded) -> Fetched:
     try:
         answer = transport.get(url, headers=sent, deadline_s=descriptor.timeout / 1000, max_bytes=CARD_BYTES)
     except AgentError as error:
+        raise_time_limit(error)
         return Fetched(error=transport_text(error))
     finally:
         transport.close()
@@ -115,8 +118,8 @@ def sanitize(text: str) -> str:
     return _NOT_IN_NAMES.sub("_", text)
 
 
-def agent_name(card: dict[str, Any]) -> str:
-    return clean(card.get("name"), NAME_CHARS) or DEFAULT_NAME
+def agent_name(card: dict[str, Any], secrets: Iterable[str] = ()) -> str:
+    return clean(card.get("name"), NAME_CHARS, secrets=secrets) or DEFAULT_NAME
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,16 +130,31 @@ class NamedSkill:
     description: str
 
 
-def name_skills(card: dict[str, Any]) -> Iterator[NamedSkill]:
-    """In the card's order, doubles and all; the skill's own id goes nowhere but into the name."""
-    prefix = sanitize(_text(card, "name") or DEFAULT_NAME)
-    for position, skill in enumerate(_list(card, "skills")):
-        if not isinstance(skill, dict):
-            log.warning("tools.skill_skipped", position=position)
-            continue
-        skill_id = _text(skill, "id") or _text(skill, "name")
-        described = _text(skill, "description") or _text(skill, "name") or skill_id
-        yield NamedSkill(name=f"{prefix}_{sanitize(skill_id)}", description=clean(described, DESCRIPTION_CHARS))
+def name_skills(card: dict[str, Any], secrets: Iterable[str] = ()) -> list[NamedSkill]:
+    """In the card's order, doubles and all; the skill's own id goes nowhere but into the name. None of ``secrets`` is
+    repeated.
+
+    A name has no limit that an honest card would meet (the seed has none). Raises AgentRefused for one beyond
+    :data:`TOOL_NAME_CHARS`; what is no skill, and what comes after :data:`MOST_SKILLS`, is left out with a warning.
+    """
+    given = _list(card, "skills")
+    skills = [skill for skill in given if isinstance(skill, dict)]
+    if len(given) > len(skills[:MOST_SKILLS]):
+        beyond = max(0, len(skills) - MOST_SKILLS)
+        log.warning("tools.skills_skipped", not_objects=len(given) - len(skills), beyond_limit=beyond)
+    secrets = tuple(secrets)
+    return [_name_skill(_text(card, "name") or DEFAULT_NAME, skill, secrets) for skill in skills[:MOST_SKILLS]]
+
+
+def _name_skill(agent: str, skill: dict[str, Any], secrets: tuple[str, ...]) -> NamedSkill:
+    skill_id = _text(skill, "id") or _text(skill, "name")
+    if len(agent) + len(skill_id) > TOOL_NAME_CHARS:
+        raise AgentRefused(f"the name of the agent and the id of a skill are longer than {TOOL_NAME_CHARS} characters")
+    name = f"{sanitize(agent)}_{sanitize(skill_id)}"
+    for secret in secrets:  # the longest first; a peer may have spelled it as names are
+        name = name.replace(sanitize(secret), "___")
+    described = _text(skill, "description") or _text(skill, "name") or skill_id
+    return NamedSkill(name=name, description=clean(described, DESCRIPTION_CHARS, secrets=secrets))
 
 
 def _check_extensions(card: dict[str, Any]) -> None:

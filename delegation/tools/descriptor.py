@@ -8,7 +8,6 @@ one is an empty string.
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from delegation.redaction import SHORTEST, conceal, is_secret_name
 
 DEFAULT_TIMEOUT_MS = 300_000
 DEFAULT_POLL_EVERY_MS = 1000
+MOST_MS = 7 * 24 * 3600 * 1000  #: no clock, socket or lock takes any number
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -85,9 +85,13 @@ def read_descriptor(given: Mapping[str, Any]) -> Descriptor:
 
 
 def read_ms(name: str, value: object) -> float:
-    """Raises InvalidArguments unless it is a number of milliseconds above 0; a whole one is an int, as it is shown."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    """Raises InvalidArguments unless it is a number of milliseconds above 0, at most :data:`MOST_MS`; a whole one is
+    an int, as it is shown.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise InvalidArguments(f"{name}: a number of milliseconds above 0")
+    if value > MOST_MS:
+        raise InvalidArguments(f"{name}: at most {MOST_MS} milliseconds (7 days)")
     return int(value) if value == int(value) else value
 
 

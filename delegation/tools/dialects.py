@@ -44,7 +44,7 @@ from delegation.origins import Origin
 from delegation.outbound import GuardedTransport, drive
 from delegation.replies import JSONRPC
 from delegation.tools.descriptor import Dialect, Expanded
-from delegation.tools.failures import transport_text
+from delegation.tools.failures import raise_time_limit, transport_text
 from delegation.tools.results import INVALID, Answer, http_error_text, read_rpc
 
 ANSWER_BYTES = 8 * 1024 * 1024
@@ -124,6 +124,7 @@ class SpokenLine:
             with exchanging(exchange):
                 drive(start())
         except Exception as error:  # noqa: BLE001  the SDK leaks many kinds; what it thinks of the stand-in is no matter
+            raise_time_limit(error)
             if not exchange.status:
                 return Answer(error=transport_text(error))
         return self._read(exchange)

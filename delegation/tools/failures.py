@@ -11,6 +11,20 @@ import httpcore
 TIMEOUT, DNS, CONNECT_FAILED, TRANSPORT = "timeout", "dns", "connect-failed", "transport"
 
 
+#: Celery's, by its name: the plain tools know no Celery. Its signal may arrive in the middle of anything.
+_TIME_LIMIT = "SoftTimeLimitExceeded"
+
+
+def raise_time_limit(error: BaseException) -> None:
+    """Raise it again if a Celery worker's soft time limit is what ``error`` is, or comes from.
+
+    Called wherever every exception is made an answer: the job that calls a tool has then to end, not to go on.
+    """
+    for cause in _causes(error):
+        if any(kind.__name__ == _TIME_LIMIT for kind in type(cause).__mro__):
+            raise cause
+
+
 def transport_text(error: BaseException) -> str:
     return f"HTTP transport {transport_kind(error)}"
 
@@ -34,6 +48,8 @@ def _is_no_connection(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
+    met: set[int] = set()
+    while error is not None and id(error) not in met:
+        met.add(id(error))
         yield error
         error = error.__cause__ or error.__context__  # httpcore's pool raises again `from None`

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from delegation.texts import clean
 from delegation.tools.descriptor import Dialect
+from delegation.tools.failures import raise_time_limit
 from delegation.tools.results import (
     CANCELED,
     COMPLETED,
@@ -30,6 +32,8 @@ from delegation.tools.results import (
 
 #: How soon an abort ends a wait.
 GLANCE_S = 0.02
+#: Of an agent's task id and state, as much as is shown: GetTask is sent the whole id.
+SHOWN_CHARS = 200
 
 
 class Line(Protocol):
@@ -61,7 +65,8 @@ class Abort:
                 return bool(given())
             ask = getattr(given, "is_set", None)
             return bool(ask()) if callable(ask) else bool(getattr(given, "aborted", given))
-        except Exception:  # noqa: BLE001  the caller's own code
+        except Exception as error:  # noqa: BLE001  the caller's own code
+            raise_time_limit(error)
             return True
 
 
@@ -106,19 +111,19 @@ class Call:
         if self.abort():
             return self._aborted()
         if self._elapsed_ms() >= self.timeout_ms:
-            return self._failed(timed_out_text(self.heard.task_id, self.timeout_ms, self.heard.state))
+            return self._failed(timed_out_text(self._task_id(), self.timeout_ms, self._state()))
         return None
 
     def _over(self) -> ToolResult:
         dialect = self.line.dialect
         if self.heard.state == COMPLETED:
             return self._result(completed_text(self.heard, dialect), is_error=False)
-        return self._failed(ended_otherwise_text(self.heard, dialect))
+        return self._failed(ended_otherwise_text(self._task_id(), self._state(), self.heard, dialect))
 
     def _aborted(self) -> ToolResult:
         if self.heard.task_id:
             self.line.cancel(self.heard.task_id)
-        return self._result(canceled_text(self.heard.task_id), is_error=True, state=CANCELED)
+        return self._result(canceled_text(self._task_id()), is_error=True, state=CANCELED)
 
     def _failed(self, text: str) -> ToolResult:
         return self._result(text, is_error=True)
@@ -126,12 +131,18 @@ class Call:
     def _result(self, output: str, *, is_error: bool, state: str | None = None) -> ToolResult:
         metadata = {
             "agent": self.agent,
-            "taskId": self.heard.task_id,
-            "state": state or self.heard.state,
+            "taskId": self._task_id(),
+            "state": state or self._state(),
             "polls": self.polls,
             "ms": int(self._elapsed_ms()),
         }
         return ToolResult(output=shown(output, self.secrets), is_error=is_error, metadata=metadata)
+
+    def _task_id(self) -> str:
+        return clean(self.heard.task_id, SHOWN_CHARS, secrets=self.secrets)
+
+    def _state(self) -> str:
+        return clean(self.heard.state, SHOWN_CHARS, secrets=self.secrets)
 
     def _elapsed_ms(self) -> float:
         return (self.clock() - self.started_at) * 1000

@@ -16,7 +16,7 @@ from delegation.tools.card import Place, agent_name, fetch_card, find_place, nam
 from delegation.tools.descriptor import DEFAULT_POLL_EVERY_MS, DEFAULT_TIMEOUT_MS, Descriptor, expand, read_descriptor
 from delegation.tools.failures import TRANSPORT
 from delegation.tools.poll_loop import Abort, Call
-from delegation.tools.results import ToolResult
+from delegation.tools.results import ERROR_CHARS, ToolResult, shown
 
 
 def remote_agent(
@@ -47,16 +47,19 @@ def remote_agent(
     except InvalidArguments as error:
         return RemoteAgent(error=f"bad descriptor: {error.detail}")
     try:
-        fetched = fetch_card(descriptor, expand(descriptor.headers))
+        expanded = expand(descriptor.headers)
+        fetched = fetch_card(descriptor, expanded)
     except InvalidArguments:  # a header that no request may have
         return RemoteAgent(error=f"HTTP transport {TRANSPORT}")
     if fetched.card is None:
         return RemoteAgent(error=fetched.error)
     try:
         place = find_place(fetched.card, descriptor)
+        skills = name_skills(fetched.card, expanded.secrets)
     except AgentRefused as error:
-        return RemoteAgent(error=f"bad card: {error.detail}")
-    run = _Caller(descriptor, place, agent_name(fetched.card))
+        secrets = (*expanded.secrets, *map(str.lower, expanded.secrets))  # a host is told in small letters
+        return RemoteAgent(error=f"bad card: {shown(error.detail, secrets, ERROR_CHARS)}")
+    run = _Caller(descriptor, place, agent_name(fetched.card, expanded.secrets))
     tools = [
         AgentTool(
             name=skill.name,
@@ -65,7 +68,7 @@ def remote_agent(
             default_timeout_ms=descriptor.timeout,
             run=run,
         )
-        for skill in name_skills(fetched.card)
+        for skill in skills
     ]
     return RemoteAgent(card=fetched.card, endpoint=place.endpoint, tools=tools)
 

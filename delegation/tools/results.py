@@ -18,6 +18,7 @@ from delegation.tools.descriptor import Dialect
 
 #: Longest error text of an agent that is repeated; of a longer one, as much as this.
 ERROR_CHARS = 2000
+CODE_CHARS = 40
 COMPLETED = "completed"
 CANCELED = "canceled"
 SUBMITTED = "submitted"
@@ -86,10 +87,10 @@ def completed_text(heard: Heard, dialect: Dialect) -> str:
     return next(filter(None, said), "")
 
 
-def ended_otherwise_text(heard: Heard, dialect: Dialect) -> str:
+def ended_otherwise_text(task_id: str, state: str, heard: Heard, dialect: Dialect) -> str:
     """Of a task that failed, was canceled or rejected, or waits for somebody."""
     detail = "\n".join(_texts(_object(_object(heard.task.get("status")).get("message")), dialect))
-    return f"A2A task {heard.task_id} {heard.state}" + (f": {detail}" if detail else "")
+    return f"A2A task {task_id} {state}" + (f": {detail}" if detail else "")
 
 
 def timed_out_text(task_id: str, timeout_ms: float, state: str) -> str:
@@ -118,7 +119,7 @@ def read_rpc(value: object, secrets: Iterable[str]) -> Answer:
     if not isinstance(error, dict):
         return INVALID
     code, message = error.get("code"), error.get("message")
-    text = f"JSON-RPC error {_code_text(code)}"
+    text = f"JSON-RPC error {_code_text(code, secrets)}"
     if isinstance(message, str) and message:
         text = shown(message, secrets, ERROR_CHARS)
     return Answer(error=text, code=code if isinstance(code, int) else None)
@@ -130,7 +131,7 @@ INVALID = Answer(error="invalid JSON-RPC response")
 def shown(text: str, secrets: Iterable[str], limit: int | None = None) -> str:
     """An agent's words as they may be repeated."""
     secrets = tuple(secrets)
-    text = _hide(printable(_hide(text[: limit and limit * 4], secrets)), secrets)
+    text = _hide(printable(_hide(text, secrets)[: limit and limit * 4]), secrets)
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -152,7 +153,7 @@ def _read_state(raw: object, dialect: Dialect) -> str:
     """In the toolnexus dialect exactly as sent: anything but its five is no state that it knows."""
     spelled = _text(raw)
     known = read_state(spelled) if dialect is not Dialect.TOOLNEXUS else None
-    return known.value.lower().replace("_", "-") if known else printable(spelled[:80])
+    return known.value.lower().replace("_", "-") if known else spelled
 
 
 def _texts(owner: Mapping[str, Any], dialect: Dialect) -> list[str]:
@@ -165,8 +166,8 @@ def _is_agents(message: Mapping[str, Any]) -> bool:
     return message.get("role") in ("agent", "ROLE_AGENT")
 
 
-def _code_text(code: object) -> str:
-    return str(code)[:40] if isinstance(code, int | str) else ""
+def _code_text(code: object, secrets: Iterable[str]) -> str:
+    return shown(str(code), secrets, CODE_CHARS) if isinstance(code, int | str) else ""
 
 
 def _object(value: object) -> Mapping[str, Any]:

@@ -18,13 +18,14 @@ from pydantic import PydanticUserError, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 
 from delegation.errors import InvalidArguments
-from delegation.redaction import redact_text
+from delegation.redaction import redact_text, text_of
 from delegation.texts import clean
 from delegation.tools.agent_tool import RemoteAgent, Tool
 from delegation.tools.descriptor import parse_agents_config
+from delegation.tools.failures import raise_time_limit
 from delegation.tools.remote_agent import remote_agent
 from delegation.tools.results import ToolResult
-from delegation.tools.schemas import schemas_for
+from delegation.tools.schemas import NAME, schemas_for
 
 #: Cards fetched at a time.
 FETCH_THREADS = 8
@@ -36,13 +37,16 @@ log = structlog.get_logger("delegation")
 class LocalTool:
     """A plain callable as a tool: its name, its docstring, and a schema of its arguments.
 
-    Raises InvalidArguments for one whose arguments no JSON can be.
+    Raises InvalidArguments for one whose arguments no JSON object can be (``*args``), and for one whose name no model
+    can be told (a lambda's).
     """
 
     source = "local"
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.name: str = getattr(function, "__name__", type(function).__name__)
+        if not NAME.fullmatch(self.name):
+            raise InvalidArguments(f"tools: {clean(self.name, 100)} is no name for a tool: {NAME.pattern}")
         self.description = inspect.getdoc(function) or ""
         self._function = function
         try:
@@ -50,6 +54,8 @@ class LocalTool:
             self._schema = adapter.json_schema()
         except (PydanticUserError, PydanticSchemaGenerationError):
             raise InvalidArguments(f"tools: the arguments of {self.name} cannot be described") from None
+        if self._schema.get("type") != "object":
+            raise InvalidArguments(f"tools: {self.name} takes arguments without names, which no model can give")
 
     @property
     def input_schema(self) -> dict[str, Any]:
@@ -66,6 +72,7 @@ class LocalTool:
         try:
             return ToolResult(output=str(self._function(**(args or {}))), is_error=False, metadata={})
         except Exception as error:  # noqa: BLE001  the user's own code, called for a model whose loop goes on
+            raise_time_limit(error)
             return _raised(error)
 
 
@@ -117,13 +124,18 @@ class Toolkit:
         timeout: float | None = None,
     ) -> ToolResult:
         """Raises nothing: an unknown name is an error result like any other failure."""
-        tool = self._tools.get(name)
+        tool = self._find(name)
         if tool is None:
-            return ToolResult(output=f"unknown tool: {clean(name, 100)}", is_error=True, metadata={})
+            return ToolResult(output=f"unknown tool: {clean(text_of(name), 100)}", is_error=True, metadata={})
         try:
             return tool.execute(args, abort=abort, timeout=timeout)
         except Exception as error:  # noqa: BLE001  a tool of the user's own
+            raise_time_limit(error)
             return _raised(error)
+
+    def _find(self, name: object) -> Tool | None:
+        """A model may give anything for a name."""
+        return self._tools.get(name) if isinstance(name, str) else None
 
     def add_agent(self, agent: Mapping[str, Any] | str | RemoteAgent, **options: Any) -> RemoteAgent:
         """Take in one more agent while others are at work: a descriptor, the URL of a card, or an agent that is there.
@@ -146,17 +158,25 @@ class Toolkit:
         self._add(agent.tools)
 
     def _add(self, tools: Iterable[Tool]) -> None:
+        taken: list[Tool] = []
         for tool in tools:
             if tool.name in self._disabled:
                 continue
             with self._lock:
                 kept = self._tools.setdefault(tool.name, tool)
             if kept is not tool:
-                log.warning("tools.name_taken", name=tool.name[:100], kept=kept.source)
+                taken.append(kept)
+        if taken:  # one warning, however many a card has
+            first = taken[0]
+            log.warning("tools.name_taken", name=first.name[:100], kept=first.source, further=len(taken) - 1)
 
 
 def _raised(error: Exception) -> ToolResult:
-    return ToolResult(output=f"{type(error).__name__}: {error}", is_error=True, metadata={})
+    try:
+        said = str(error)
+    except Exception:  # noqa: BLE001  as above
+        said = "an error that cannot be shown"
+    return ToolResult(output=f"{type(error).__name__}: {said}", is_error=True, metadata={})
 
 
 def _as_tool(given: Callable[..., Any] | Tool) -> Tool:

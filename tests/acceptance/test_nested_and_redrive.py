@@ -127,11 +127,11 @@ def test_c073_agents_that_delegate_in_a_circle_come_to_an_end(deployment: Deploy
 
 def test_a_redriven_delegation_remembers_its_ancestor(deployment: Deployment) -> None:
     """Same brief, agent and options, a new deadline, a new agent task; its history says what it does again."""
-    old = failed(name="Find", description="soon", acceptance_criteria=["cheap"], deadline=timedelta(minutes=1))
+    old = failed(name="Find", step="plan 7", description="soon", acceptance_criteria=["cheap"], deadline=timedelta(minutes=1))
     new = old.redrive()
     before, after = old.describe(), new.describe()
     assert after["ancestor"] == old.id
-    assert all(after[name] == before[name] for name in ("agent", "name", "goal"))
+    assert all(after[name] == before[name] for name in ("agent", "name", "goal", "step"))
     assert after["deadline_at"] > before["deadline_at"]
     assert new.wait(WAIT_S)["state"] == "FAILED"
     assert new.history()[0]["text"] == f"does {old.id} again"
@@ -168,6 +168,17 @@ def test_a_redriven_child_is_a_child_of_the_same_workflow() -> None:
         new.redrive()
     alone = new.redrive(alone=True).describe()
     assert (alone["workflow_id"], alone["ancestor"]) == (None, new.id)
+
+
+def test_a_callers_key_is_never_taken_for_a_redrive() -> None:
+    """Whatever it says, `redrive` makes a new delegation that remembers its ancestor."""
+    workflow = Workflow.open()
+    old = failed(workflow)
+    theirs = failed(workflow, idempotency_key=f"redrive:{old.id}")
+    new = old.redrive()
+    assert new.id != theirs.id
+    assert new.describe()["ancestor"] == old.id
+    assert old.redrive(alone=True).id not in (new.id, theirs.id)
 
 
 def test_only_what_failed_can_be_redriven() -> None:

@@ -218,6 +218,19 @@ def test_a_repair_counts_as_settle_would_have(records: Records) -> None:
     assert records.store.repair_workflow(records.store.load_workflow(workflow)) == (0, None)
 
 
+@pytest.mark.parametrize("text", ["half a pair \ud800", '"state":"FAILED"'])
+def test_a_repair_reads_the_state_of_an_outcome_whatever_its_text(records: Records, text: str) -> None:
+    """Half a surrogate pair, which Redis's JSON refuses, and words that look like the state."""
+    workflow = records.open_workflow()
+    lost, _ = children_of(records, workflow, 2)
+    records.end(lost, text=text)
+    records.client.sadd(records.key("u", workflow), lost.id)
+    records.client.hset(records.key("w", workflow), "completed", 0)
+    join(records, workflow, "first_success")
+    repaired = records.store.repair_workflow(records.store.load_workflow(workflow))
+    assert repaired == (1, f"{workflow}.release.1")
+
+
 @pytest.mark.parametrize("given", ["most", "", None, 2, {"quorum": 0}, {"quorum": True}, {"quorum": "2"}, {"any": 1}])
 def test_what_is_no_policy_is_refused(given: Any) -> None:
     """Before anything is asked of Redis, naming the argument and what it may be."""

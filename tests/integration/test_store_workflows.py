@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery import Celery
+from structlog.testing import capture_logs
 
 from delegation.agent_task import TaskState
 from delegation.due import WorkflowStep, choose_workflow_steps
@@ -18,6 +20,7 @@ from delegation.state import Delegation, WorkflowId
 from delegation.store_workflows import EXPIRE_AGAIN_S
 from delegation.workflow import WorkflowState
 from tests.support.delegations import CALM, FAST, TOKEN_DIGEST, Records, documented_kinds, is_near, kind_of
+from workers.sweeper import Sweep
 
 _numbers = itertools.count()
 RETENTION_S = 500
@@ -270,6 +273,38 @@ def test_a_released_workflow_only_begins_its_retention(records: Records) -> None
     assert records.client.ttl(records.key("d", late.id)) == is_near(RETENTION_S)
 
 
+@pytest.mark.parametrize("is_joined", [True, False])
+def test_a_workflow_past_its_deadline_takes_nothing_more(records: Records, is_joined: bool) -> None:
+    """Neither child, nor child workflow, nor join: a released one's retention has begun, and nothing outlives it."""
+    workflow = open_workflow(records, deadline_s=300)
+    leg = new_workflow_id()
+    records.store.open_workflow(leg, name="leg", deadline_s=None, parent=workflow)
+    records.store.end_workflow(leg, WorkflowState.COMPLETED)
+    if is_joined:
+        records.store.join_workflow(workflow, None)
+    past = records.store.now() - 1
+    records.client.hset(records.key("w", workflow), mapping={"deadline_at": past, "expire_at": past})
+
+    def refuse_everything() -> None:
+        for refused in (
+            lambda: records.open(workflow=workflow),
+            lambda: records.store.open_workflow(new_workflow_id(), name="", deadline_s=None, parent=workflow),
+            lambda: records.store.join_workflow(workflow, None),
+        ):
+            with pytest.raises(WorkflowConflict, match=r"past its deadline|FAILED"):
+                refused()
+
+    refuse_everything()
+    records.store.expire_workflow(workflow)
+    records.store.retire_workflow(records.store.load_workflow(workflow))
+    refuse_everything()
+    kept = [key for key in records.all_keys() if workflow in key]
+    assert records.key("k", workflow) in kept
+    assert [key for key in kept if records.client.ttl(key) < 0] == []
+    # The same again is no new child.
+    records.store.open_workflow(leg, name="leg", deadline_s=None, parent=workflow)
+
+
 @pytest.mark.parametrize("state", [WorkflowState.COMPLETED, WorkflowState.FAILED, WorkflowState.CANCELED])
 def test_an_ended_workflow_is_not_due_at_its_deadline(records: Records, state: WorkflowState) -> None:
     """Nor ever again once its retention has begun."""
@@ -354,6 +389,47 @@ def test_a_failed_workflow_ends_at_once_and_cancels_its_children(records: Record
     assert WorkflowStep.CANCEL_CHILDREN in steps_of(records, workflow)
     records.end(child, TaskState.CANCELED)
     assert records.store.load_workflow(workflow).unresolved == 0
+
+
+def test_a_repair_reads_no_outcome_of_a_child_that_does_not_differ(records: Records) -> None:
+    """What it costs does not grow with what agents wrote; one that cannot be read is in nobody's way."""
+    workflow = open_workflow(records)
+    child, _ = (records.start(workflow=workflow) for _ in range(2))
+    records.end(child)
+    records.client.hset(records.key("d", child.id), "outcome", "x" * 65536)
+    before = records.everything()
+    assert records.store.repair_workflow(records.store.load_workflow(workflow)) == (0, None)
+    assert records.everything() == before
+
+
+def test_a_child_put_back_goes_with_a_workflow_whose_retention_has_begun(records: Records) -> None:
+    """A set that comes into being again must not stay for ever."""
+    workflow = open_workflow(records)
+    late = records.start(workflow=workflow)
+    records.client.hset(records.key("w", workflow), "state", "RELEASED")
+    records.store.retire_workflow(records.store.load_workflow(workflow))
+    records.client.delete(records.key("u", workflow))
+    assert records.store.repair_workflow(records.store.load_workflow(workflow)) == (1, None)
+    assert records.store.load_workflow(workflow).unresolved == 1
+    assert 0 < records.client.ttl(records.key("u", workflow)) <= RETENTION_S
+    assert late.workflow_id == workflow
+
+
+def test_a_workflow_that_cannot_be_read_keeps_no_other_waiting(records: Records) -> None:
+    """The janitor goes on to the next, and says so once."""
+    broken = [open_workflow(records) for _ in range(3)]
+    for workflow in broken:
+        records.client.set(records.key("k", workflow), "no list")
+    sound = open_workflow(records)
+    records.client.sadd(records.key("u", sound), f"{sound}.7")
+    sweep = Sweep(Celery(set_as_current=False), records.store, slots=1)
+    with capture_logs() as logs:
+        for _ in range(2):
+            sweep._tidy_at = 0.0
+            sweep._tidy()
+    assert records.store.load_workflow(sound).unresolved == 0
+    failed = [entry["workflow_id"] for entry in logs if entry["event"] == "workflow.check_failed"]
+    assert sorted(failed) == sorted(broken)
 
 
 def test_a_repair_ends_a_cancelled_workflow_whose_last_child_was_lost(records: Records) -> None:

@@ -20,7 +20,7 @@ from delegation.opening import (
     new_workflow_id,
     read_deadline,
 )
-from delegation.state import Brief, Delegation, Phase
+from delegation.state import Brief, Delegation, DelegationId, Phase
 
 
 def made(inputs: tuple[Any, ...] = (), call_id: str | None = "call-1", **arguments: Any) -> Delegation:
@@ -231,6 +231,19 @@ def test_an_idempotency_key_counts_for_one_agent_in_one_workflow() -> None:
     assert len(digests) == 5
     assert made(idempotency_key="k").idempotency in digests
     assert made().idempotency == ""
+
+
+def test_the_key_of_a_redriven_delegation_is_in_a_scope_no_caller_can_name() -> None:
+    """One per ancestor, whatever keys callers give."""
+
+    def redriven(ancestor: str) -> str:
+        arguments = {"agent": "flights", "goal": "go", "idempotency_key": "redrive"}
+        given: dict[str, Any] = {"call_id": None, "participant_id": "delegation", "canvas": {}}
+        return make_delegation(arguments, ancestor=DelegationId(ancestor), **given).idempotency
+
+    assert redriven("w.1") == redriven("w.1")
+    others = {made(idempotency_key=key).idempotency for key in ("redrive", "redrive:w.1", "redrive\", \"w.1")}
+    assert len({redriven("w.1"), redriven("w.2"), *others}) == 5
 
 
 @pytest.mark.parametrize(

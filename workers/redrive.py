@@ -21,7 +21,8 @@ def redrive_delegation(
     """The same brief for the same agent in the same workflow, under a new deadline; nothing follows in a canvas.
 
     However often it is asked for, there is one in its workflow, and one outside it for ``alone``, which is for a
-    workflow that takes no more delegations; ``force`` makes another each time. Raises InvalidArguments for one that did not fail, WorkflowConflict, UnknownAgent.
+    workflow that takes no more delegations; ``force`` makes another each time. Raises InvalidArguments for one that did
+    not fail, WorkflowConflict, UnknownAgent.
     """
     if ancestor.outcome is None or ancestor.outcome.state is TaskState.COMPLETED:
         raise InvalidArguments(f"redrive: delegation {ancestor.id} is {ancestor.state.value}, it did not fail")

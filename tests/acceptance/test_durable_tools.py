@@ -97,6 +97,9 @@ def test_the_url_of_its_card_names_the_agent_too(world: World) -> None:
     assert "away, flights, leaving, obeying" in unknown.error
     assert durable_agent("away").error == "HTTP transport connect-failed"
     assert durable_agent("obeying", timeout=0).error == "bad descriptor: timeout: a number of milliseconds above 0"
+    assert "at most 604800000 milliseconds" in str(durable_agent("obeying", timeout=10**400).error)
+    refused = only_tool(durable_agent("obeying")).execute({"task": "\ud800"})
+    assert refused.output == "task: holds half a character (a lone surrogate), which cannot be sent"
 
 
 def test_an_agent_that_stays_away(world: World) -> None:

@@ -127,7 +127,9 @@ def test_c073_agents_that_delegate_in_a_circle_come_to_an_end(deployment: Deploy
 
 def test_a_redriven_delegation_remembers_its_ancestor(deployment: Deployment) -> None:
     """Same brief, agent and options, a new deadline, a new agent task; its history says what it does again."""
-    old = failed(name="Find", step="plan 7", description="soon", acceptance_criteria=["cheap"], deadline=timedelta(minutes=1))
+    old = failed(
+        name="Find", step="plan 7", description="soon", acceptance_criteria=["cheap"], deadline=timedelta(minutes=1)
+    )
     new = old.redrive()
     before, after = old.describe(), new.describe()
     assert after["ancestor"] == old.id

@@ -31,5 +31,5 @@ def test_the_snippet_runs(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert f"None http://127.0.0.1:{port}/rpc ['instant_agent_travel', 'instant_agent_ledger']" in lines
     assert "'state': 'completed'" in done.stdout
-    assert "HTTP transport connect-failed" in done.stdout  # the spare agent's, in a warning
+    assert "HTTP transport connect-failed" in done.stderr  # the spare agent's, in a warning
     assert "3" in lines

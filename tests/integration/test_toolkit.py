@@ -163,3 +163,45 @@ def test_tools_of_one_agent_are_called_side_by_side(reviewer: ToolPeer) -> None:
     with ThreadPoolExecutor(8) as threads:
         results = list(threads.map(lambda n: toolkit.execute(P2_NAMES[n % 3], {"task": f"number {n}"}), range(16)))
     assert [result.is_error for result in results] == [False] * 16
+
+
+@pytest.mark.parametrize("name", [None, 5, ["x"], {}, "\ud800"], ids=repr)
+def test_any_name_is_only_an_unknown_tool(name: Any) -> None:
+    """A model may give what cannot even be looked up."""
+    result = Toolkit(tools=[add]).execute(name)
+    assert result.is_error
+    assert result.output.startswith("unknown tool: ")
+
+
+def test_an_error_that_cannot_be_shown_is_one() -> None:
+    """Its type is."""
+
+    class Shy(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def fails() -> None:
+        raise Shy
+
+    assert Toolkit(tools=[fails]).execute("fails").output == "Shy: an error that cannot be shown"
+
+
+def test_equal_names_of_a_card_are_one_warning() -> None:
+    """It counts them."""
+    with ToolPeer(make_card("same", [{"id": "a"}] * 300), p2_script) as peer, capture_logs() as logs:
+        toolkit = Toolkit(agents=[entry(peer)])
+    assert names(toolkit) == ["same_a"]
+    assert [(log["name"], log["further"]) for log in logs if log["event"] == "tools.name_taken"] == [("same_a", 298)]
+
+
+def test_a_soft_time_limit_ends_the_job_and_not_the_call() -> None:
+    """Of a Celery worker, raised in the middle of a local tool: by its type's name, no Celery is known here."""
+
+    class SoftTimeLimitExceeded(Exception):
+        """As Celery's is called."""
+
+    def works() -> None:
+        raise SoftTimeLimitExceeded
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        Toolkit(tools=[works]).execute("works")

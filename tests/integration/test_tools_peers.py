@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from delegation import RemoteAgent, ToolResult, agent_tools, remote_agent
-from tests.support.raw_server import Behaviour, RawServer, answers, closes, hangs, http, refuses, says
+from tests.support.raw_server import Behaviour, RawServer, Seen, answers, closes, hangs, http, refuses, says
 from tests.support.tool_peers import ToolPeer, make_card, p1, p1_script, p2, task, text_part
 
 #: Long enough for a machine under load; the loop's own numbers are tested with a clock of their own.
@@ -363,3 +365,48 @@ def test_odd_results_are_no_exception(behaviour: Behaviour) -> None:
     """They end in a result like anything else."""
     with peer_with(behaviour) as peer:
         assert call(peer, timeout=1000).is_error
+
+
+@pytest.mark.parametrize("dialect", ["1.0", "0.3", "toolnexus"])
+def test_half_a_character_is_not_sent(demo: ToolPeer, dialect: str) -> None:
+    """JSON can spell a lone surrogate, no request can hold one; it is said what is wrong, and nothing sent."""
+    result = call(demo, "\ud800", dialect=dialect)
+    assert result.output == "task: holds half a character (a lone surrogate), which cannot be sent"
+    assert (result.is_error, demo.posts) == (True, [])
+
+
+def test_a_soft_time_limit_goes_through_a_call_under_way() -> None:
+    """The signal of a Celery worker raises in the middle of a request; its job has to end, the tool must not answer."""
+    began = threading.Event()
+
+    class SoftTimeLimitExceeded(Exception):
+        """As Celery's is called."""
+
+    def limit(*_: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    def interrupts(seen: Seen, connection: socket.socket) -> bool:
+        began.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        return hangs()(seen, connection)
+
+    before = signal.signal(signal.SIGUSR1, limit)
+    try:
+        with peer_with(interrupts) as peer, pytest.raises(SoftTimeLimitExceeded):
+            call(peer, dialect="toolnexus")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert began.is_set()
+
+
+def test_a_card_that_repeats_a_secret_does_not_show_it() -> None:
+    """Neither in the tools nor in the error: a host is told in small letters."""
+    headers = {"Authorization": "Bearer S3cret-Token"}
+    skills = [{"id": "S3cret-Token", "description": "Bearer S3cret-Token"}]
+    with ToolPeer(make_card("Bot S3cret-Token", skills), p1_script) as peer:
+        (tool,) = connect(peer, headers=headers).tools
+        assert "s3cret" not in f"{tool.name} {tool.description} {tool.agent}".lower()
+        peer.card = {**peer.card, "url": "http://S3cret-Token.example/"} if isinstance(peer.card, dict) else peer.card
+        error = connect(peer, headers=headers).error
+    assert error is not None
+    assert error.startswith("bad card: card_origin_refused: the agent's url is at http://***.example")

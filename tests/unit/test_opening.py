@@ -242,7 +242,7 @@ def test_the_key_of_a_redriven_delegation_is_in_a_scope_no_caller_can_name() -> 
         return make_delegation(arguments, ancestor=DelegationId(ancestor), **given).idempotency
 
     assert redriven("w.1") == redriven("w.1")
-    others = {made(idempotency_key=key).idempotency for key in ("redrive", "redrive:w.1", "redrive\", \"w.1")}
+    others = {made(idempotency_key=key).idempotency for key in ("redrive", "redrive:w.1", 'redrive", "w.1')}
     assert len({redriven("w.1"), redriven("w.2"), *others}) == 5
 
 

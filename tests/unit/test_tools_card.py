@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from delegation.errors import AgentRefused
 from delegation.tools.card import agent_name, find_place, name_skills
@@ -129,3 +130,29 @@ def test_57_provider_schemas() -> None:
     assert "additionalProperties" not in declared["parameters"]
     assert sorted(declared["parameters"]["properties"]) == ["first", "second"]
     assert gemini_schemas([]) == []
+
+
+def test_a_card_with_absurd_names_is_refused() -> None:
+    """Each of its tools would have the name: 600 KB by 110,000 skills are more than a machine has."""
+    skills = [{"id": f"s{number}"} for number in range(3)]
+    for card in ({"name": "x" * 1000, "skills": skills}, {"name": "x", "skills": [{"id": "y" * 1000}]}):
+        with pytest.raises(AgentRefused, match="longer than 1000 characters"):
+            name_skills(card)
+    (long,) = name_skills({"name": "x" * 500, "skills": [{"id": "y" * 500}]})
+    assert len(long.name) == 1001
+
+
+def test_of_endless_skills_the_first_are_taken() -> None:
+    """One warning counts the rest, and what is no skill."""
+    skills: list[Any] = [None, *({"id": f"s{number}"} for number in range(501)), 5]
+    with capture_logs() as logs:
+        assert [skill.name for skill in name_skills({"name": "n", "skills": skills})][-1] == "n_s499"
+    assert [(log["not_objects"], log["beyond_limit"]) for log in logs] == [(2, 1)]
+
+
+def test_no_secret_is_part_of_a_tool() -> None:
+    """A card may repeat the headers that it was asked for with, also spelled as names are."""
+    card = {"name": "Bot s3cret.token", "skills": [{"id": "s3cret_token", "description": "say s3cret.token"}]}
+    (skill,) = name_skills(card, ["s3cret.token"])
+    assert (skill.name, skill.description) == ("Bot_" + "___" + "_" + "___", "say ***")
+    assert agent_name(card, ["s3cret.token"]) == "Bot ***"

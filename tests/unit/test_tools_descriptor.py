@@ -166,3 +166,18 @@ def test_unknown_keys_are_dropped() -> None:
 def test_10_a_bad_url_is_a_transport_error(card: Any) -> None:
     """http and https alone are spoken, and no password stands in a URL."""
     assert remote_agent(card=card).error == "HTTP transport transport"
+
+
+@pytest.mark.parametrize("number", [10**400, 1e300, 1e13, 7 * 24 * 3600 * 1000 + 1], ids=lambda number: str(number)[:9])
+def test_a_time_beyond_a_week_is_refused(number: float) -> None:
+    """No clock takes any number: 10**400 is no float, and 1e300 no time."""
+    text = "at most 604800000 milliseconds (7 days)"
+    assert remote_agent(card=CARD, timeout=number).error == f"bad descriptor: timeout: {text}"
+    assert remote_agent(card=CARD, poll_every=number).error == f"bad descriptor: poll_every: {text}"
+    assert read_descriptor({"card": CARD, "timeout": 604_800_000.0}).timeout == 604_800_000
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_time_is_refused(number: float) -> None:
+    """As zero is."""
+    assert "bad descriptor: timeout: " in str(remote_agent(card=CARD, timeout=number).error)

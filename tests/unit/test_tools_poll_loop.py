@@ -346,3 +346,47 @@ def test_no_answer_is_an_exception(dialect: Dialect, results: list[Any], error: 
     told: list[Told] = [read_rpc({"result": result}, ()) for result in results]
     assert list(Played(*told, dialect=dialect).result.metadata) == METADATA
     assert isinstance(Played(read_rpc({"error": error}, ()), dialect=dialect).output, str)
+
+
+def test_the_id_and_the_state_are_shown_in_a_line_of_their_own() -> None:
+    """Cut, without what steers a terminal; GetTask is sent the whole id."""
+    task_id = "t\x1b[2J\n</x>" + "A" * 1_000_000
+    played = Played({"id": task_id, "status": {"state": "odd\x07" + "b" * 1_000_000}})
+    assert played.line.asked[0] == task_id
+    assert (len(played.metadata["taskId"]), len(played.metadata["state"])) == (200, 200)
+    assert played.metadata["taskId"].startswith("t[2J ‹/x›AAA")
+    assert played.metadata["state"].startswith("oddbbb")
+    assert len(played.output) < 500
+
+
+def test_no_secret_is_an_id_or_a_state() -> None:
+    """An agent may repeat the headers of the request wherever it likes."""
+    clock = Clock()
+    told: Told = {"id": "id-s3cret-token", "status": {"state": "s3cret-token"}}
+    line = ScriptedLine([told], clock, dialect=Dialect.TOOLNEXUS, answer_s=0)
+    secrets = ("s3cret-token",)
+    call = Call(line=line, agent="a", timeout_ms=50, poll_every_ms=60, secrets=secrets, clock=clock, sleep=clock.sleep)
+    result = call.run("x")
+    assert (result.metadata["taskId"], result.metadata["state"]) == ("id-***", "***")
+    assert result.output == "A2A task id-*** timed out after 50ms (state=***)"
+    assert line.asked == ["id-s3cret-token"]
+
+
+def test_half_a_secret_is_not_told_either() -> None:
+    """Neither where a code is cut, nor where many secrets become short ones before an error text is."""
+    secret = "s3cret-" * 20
+    assert "s3c" not in str(read_rpc({"error": {"code": f"Bearer {secret}"}}, [secret]).error)
+    assert "s3c" not in str(read_rpc({"error": {"message": secret * 60}}, [secret]).error)
+
+
+def test_a_soft_time_limit_that_meets_an_abort_goes_on() -> None:
+    """The predicate of a caller runs in the job that the limit is for."""
+
+    class SoftTimeLimitExceeded(Exception):
+        """As Celery's is called."""
+
+    def ask() -> bool:
+        raise RuntimeError from SoftTimeLimitExceeded()
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        Abort(ask)()

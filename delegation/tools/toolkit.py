@@ -8,6 +8,7 @@ dead agents cost the time of one.
 from __future__ import annotations
 
 import inspect
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -118,17 +119,21 @@ class Toolkit:
     def execute(
         self,
         name: str,
-        args: Mapping[str, Any] | None = None,
+        args: Mapping[str, Any] | str | None = None,
         *,
         abort: Any = None,
         timeout: float | None = None,
     ) -> ToolResult:
-        """Raises nothing: an unknown name is an error result like any other failure."""
+        """``args`` as a mapping, or as the JSON that a provider hands over. Raises nothing: an unknown name, and
+        arguments that are no object, are error results like any other failure."""
         tool = self._find(name)
         if tool is None:
             return ToolResult(output=f"unknown tool: {clean(text_of(name), 100)}", is_error=True, metadata={})
         try:
-            return tool.execute(args, abort=abort, timeout=timeout)
+            given = json.loads(args or "{}") if isinstance(args, str) else args
+            if given is not None and not isinstance(given, Mapping):
+                raise InvalidArguments("arguments: must be a JSON object")
+            return tool.execute(given, abort=abort, timeout=timeout)
         except Exception as error:  # noqa: BLE001  a tool of the user's own
             raise_time_limit(error)
             return _raised(error)

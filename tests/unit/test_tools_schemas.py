@@ -98,3 +98,24 @@ def test_a_callable_that_no_model_can_call_is_refused() -> None:
         LocalTool(add)
     with pytest.raises(InvalidArguments, match="lambda› is no name for a tool"):
         Toolkit(tools=[lambda x: x])
+
+
+@pytest.mark.parametrize("given", [{"city": "Oslo"}, '{"city": "Oslo"}'])
+def test_arguments_may_come_as_the_json_that_a_provider_hands_over(given: Any) -> None:
+    """OpenAI's are a string."""
+
+    def weather(city: str) -> str:
+        return f"sunny in {city}"
+
+    assert Toolkit(tools=[weather]).execute("weather", given).output == "sunny in Oslo"
+
+
+@pytest.mark.parametrize("given", ["[1]", "no JSON", "7", ["city"]])
+def test_arguments_that_are_no_object_are_an_error_result(given: Any) -> None:
+    """Whatever a model sends, its loop goes on."""
+    result = Toolkit(tools=[lambda_free]).execute("lambda_free", given)
+    assert result.is_error
+
+
+def lambda_free() -> str:
+    return "called"

@@ -74,7 +74,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
 
 @pytest.fixture(scope="module")
 def web(server: ValkeyProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
-    with Web(tmp_path_factory.mktemp("web") / "log", server.url()).start() as running:
+    """Its tests fail on purpose again and again; what a limited source meets has a web app of its own below."""
+    unlimited = {"DELEGATION_LIMITS__FAILED_CREDENTIALS": "1000000"}
+    with Web(tmp_path_factory.mktemp("web") / "log", server.url(), **unlimited).start() as running:
         yield running
 
 
@@ -448,15 +450,14 @@ def test_no_framing_smuggles_a_second_request(web: Web, client: redis.Redis, tar
 
 
 def test_a_request_costs_one_redis_operation_accepted_or_not(web: Web, client: redis.Redis, target: Target) -> None:
-    """A flood without tokens cannot make Redis work harder than that. (A source of many failures is asked for a right
-    credential first; this one has none of the other tests' behind it.)"""
+    """A flood without tokens cannot make Redis work harder than that."""
     web.push(target)  # opens connections, loads the script
     headers = [[], ["Authorization: Bearer x"], [f"Authorization: Bearer {target.token}"]]
     before = script_calls(client)
     for each in headers * 10:
-        web.exchange(request(f"/a2a/push/{target.id}", each), source="127.0.0.9")
+        web.exchange(request(f"/a2a/push/{target.id}", each))
     assert script_calls(client) - before == 30
-    web.exchange(request("/a2a/push/malformed", headers[2]), source="127.0.0.9")
+    web.exchange(request("/a2a/push/malformed", headers[2]))
     assert script_calls(client) - before == 30
 
 

@@ -35,29 +35,8 @@ from delegation.settings import AgentSettings, Settings
 from tests.support.card_agent import KEY_SETS, SIGNER, CardAgent, events, keys_in, let_pass, signed
 from tests.support.child import free_port
 from tests.support.raw_server import RawServer, says
-from tests.support.services import ValkeyProcess
 
 LATER = {"ETag": '"v1"', "Cache-Control": "max-age=60"}
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
-    with ValkeyProcess(tmp_path_factory.mktemp("valkey")).start() as process:
-        yield process
-
-
-@pytest.fixture
-def store(valkey: ValkeyProcess) -> Iterator[redis.Redis]:
-    client = valkey.client()
-    client.flushdb()
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def agent() -> Iterator[CardAgent]:
-    with RawServer(says(500)) as server:
-        yield CardAgent(server)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from delegation.roster import Roster
 from delegation.settings import AgentSettings, Settings
 from tests.support.card_agent import CardAgent, events, keys_in, let_pass, sign, signed
 from tests.support.raw_server import RawServer, Seen, says
-from tests.support.services import ValkeyProcess
 
 BEARER = {"type": "bearer", "token": "env:HELPER_TOKEN"}
 KEY = {"type": "api_key", "in": "header", "name": "X-Key", "key": "env:HELPER_KEY"}
@@ -32,26 +31,6 @@ SECURED = {
     "securityRequirements": [{"schemes": {"tok": {"list": []}}}],
 }
 Make = Callable[..., Roster]
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
-    with ValkeyProcess(tmp_path_factory.mktemp("valkey")).start() as process:
-        yield process
-
-
-@pytest.fixture
-def store(valkey: ValkeyProcess) -> Iterator[redis.Redis]:
-    client = valkey.client()
-    client.flushdb()
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def agent() -> Iterator[CardAgent]:
-    with RawServer(says(500)) as server:
-        yield CardAgent(server)
 
 
 @pytest.fixture

@@ -33,23 +33,8 @@ from delegation.settings import AgentSettings, Settings, TimingSettings
 from delegation.task_extension import TASK_EXTENSION
 from tests.support.child import free_port
 from tests.support.raw_server import RawServer, Seen, http, says
-from tests.support.services import ValkeyProcess
 
 SECURITY: dict[str, Any] = {"securitySchemes": {"key": {"apiKeySecurityScheme": {"name": "X-Key"}}}}
-
-
-@pytest.fixture(scope="module")
-def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyProcess]:
-    with ValkeyProcess(tmp_path_factory.mktemp("valkey")).start() as process:
-        yield process
-
-
-@pytest.fixture
-def store(valkey: ValkeyProcess) -> Iterator[redis.Redis]:
-    client = valkey.client()
-    client.flushdb()
-    yield client
-    client.close()
 
 
 class CardServer:

@@ -14,27 +14,14 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import httpx
-from a2a.client import Client, ClientConfig, ClientFactory
 from a2a.types import (
-    AgentCapabilities,
-    AgentCard,
-    AgentInterface,
-    AuthenticationInfo,
     CancelTaskRequest,
     DeleteTaskPushNotificationConfigRequest,
     GetExtendedAgentCardRequest,
     GetTaskRequest,
     ListTasksRequest,
-    Message,
-    Part,
-    Role,
-    SendMessageConfiguration,
-    SendMessageRequest,
     SubscribeToTaskRequest,
-    TaskPushNotificationConfig,
 )
-from google.protobuf.struct_pb2 import Value
 
 from delegation.agent_task import AgentMessage, AgentTask, AgentTaskId, ContextId, OutgoingMessage, PushConfig
 from delegation.answers import (
@@ -61,15 +48,14 @@ from delegation.events import PreparedRequest, read_event, read_stream_response
 from delegation.exchange import Exchange, exchanging
 from delegation.http_client import build_http
 from delegation.outbound import GuardedTransport, Route, drive
-from delegation.outgoing import json_restorer, with_sender
+from delegation.outgoing import json_restorer
 from delegation.redaction import mask_known
 from delegation.replies import JSONRPC, Question, read_reply
+from delegation.sdk_requests import HISTORY, build_sdk_client, build_send
 from delegation.settings import AgentSettings, LimitSettings
 from delegation.streamed_task import StreamedTask
 from delegation.version_0_3 import VERSION as VERSION_0_3
 
-#: Enough to hold the agent's last message, which may stand before one of ours.
-HISTORY = 2
 #: How far ListTasks is read when we look for a message: our context is new, so it holds a handful of tasks.
 LIST_HISTORY = 20
 LIST_PAGE = 50
@@ -135,8 +121,8 @@ class AgentClient:
         self._stream_start_s = stream_start_s
         self._secrets = tuple(value for value in agent.headers.values() if len(value) >= 8)
         self._http = build_http(agent, card, participant_id, transport)
-        self._sdk = _build_sdk_client(card, self._http, streaming=False)
-        self._streaming_sdk = _build_sdk_client(card, self._http, streaming=True)
+        self._sdk = build_sdk_client(card, self._http, streaming=False)
+        self._streaming_sdk = build_sdk_client(card, self._http, streaming=True)
 
     def start_task(
         self, message: OutgoingMessage, *, push: PushConfig | None, deadline_s: float
@@ -164,7 +150,7 @@ class AgentClient:
         """
         result = self._call(
             _SEND,
-            lambda: _exhaust(self._sdk.send_message(self._build_send(message, push))),
+            lambda: _exhaust(self._sdk.send_message(build_send(message, self._participant_id, push))),
             deadline_s,
             push=push,
             edit_body=self._restorer(message),
@@ -312,7 +298,9 @@ class AgentClient:
         exchange.on_event = hear
         try:
             self._perform(
-                _STREAM, lambda: _exhaust(self._streaming_sdk.send_message(self._build_send(message, push))), exchange
+                _STREAM,
+                lambda: _exhaust(self._streaming_sdk.send_message(build_send(message, self._participant_id, push))),
+                exchange,
             )
             if not exchange.is_stream:  # some agents answer with a plain result, or an error (case C049)
                 result = read_reply(question(), exchange.status, exchange.headers, exchange.body)
@@ -415,60 +403,6 @@ class AgentClient:
 
     def _restorer(self, message: OutgoingMessage) -> Callable[[bytes], bytes] | None:
         return json_restorer(message, self._participant_id, self._binding, self._version)
-
-    def _build_send(self, message: OutgoingMessage, push: PushConfig | None) -> SendMessageRequest:
-        texts = [Part(text=text) for text in message.texts]
-        null = Value(null_value=0)  # type: ignore[arg-type]  # see outgoing.py
-        data = [Part(data=null, media_type=part.media_type) for part in message.data]
-        request = SendMessageRequest(
-            message=Message(
-                message_id=message.message_id,
-                context_id=message.context_id,
-                task_id=message.agent_task_id or "",
-                role=Role.ROLE_USER,
-                parts=[*texts, *data],
-                metadata={
-                    key: value
-                    for key, value in with_sender(message, self._participant_id).items()
-                    if isinstance(value, str)
-                },
-            ),
-            configuration=SendMessageConfiguration(return_immediately=True, history_length=HISTORY),
-        )
-        if push is not None:
-            request.configuration.task_push_notification_config.CopyFrom(_build_push_config(push))
-        return request
-
-
-def _build_sdk_client(card: CheckedCard, client: httpx.AsyncClient, *, streaming: bool) -> Client:
-    """The SDK gets a card with the one interface that was checked, so it cannot choose another."""
-    interface = AgentInterface(
-        url=card.interface.url,
-        protocol_binding=card.interface.binding,
-        protocol_version=card.interface.protocol_version,
-        tenant=card.interface.tenant,
-    )
-    config = ClientConfig(
-        streaming=streaming, httpx_client=client, supported_protocol_bindings=[card.interface.binding]
-    )
-    return ClientFactory(config).create(
-        AgentCard(
-            name=card.name,
-            version=card.version,
-            supported_interfaces=[interface],
-            capabilities=AgentCapabilities(streaming=streaming, extended_agent_card=True),
-        )
-    )
-
-
-def _build_push_config(push: PushConfig) -> TaskPushNotificationConfig:
-    """Both ways to prove a push, since senders differ in which of the two headers they send."""
-    return TaskPushNotificationConfig(
-        id=push.id,
-        url=push.url,
-        token=push.token,
-        authentication=AuthenticationInfo(scheme="Bearer", credentials=push.token),
-    )
 
 
 def _same_task(task: AgentTask, asked: AgentTaskId) -> AgentTask:

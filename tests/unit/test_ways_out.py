@@ -33,7 +33,7 @@ ALLOWED = {
     "delegation/origins.py": {"httpx", "socket"},  # reads URLs, looks up names
     "delegation/tls.py": {"httpx", "ssl"},  # whom to trust
     "delegation/http_client.py": {"httpx"},  # the SDK's client, over the seam
-    "delegation/client.py": {"httpx"},  # types
+    "delegation/sdk_requests.py": {"httpx"},  # types
     "delegation/credentials.py": {"httpx"},  # types
     "delegation/token_endpoint.py": {"httpx"},  # types
     "delegation/tools/dialects.py": {"httpx"},  # types
